@@ -1,0 +1,58 @@
+"""The `iscp` command: its groups and how it fails.
+
+Exit code 0 is done, 1 is failed with one clear line, 2 is wrong usage.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from iscp_dagster import __version__
+from iscp_dagster.cli import demo, jobs, sync, tables
+from iscp_dagster.errors import IscpError, UsageError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="iscp")
+def cli() -> None:
+    """Keep indexes of Delta tables up to date, after the commit.
+
+    Settings come from the environment: ISCP_HOME (default .iscp), ISCP_LOG_URL, ISCP_WAREHOUSE,
+    SPARK_REMOTE.
+    """
+
+
+cli.add_command(tables.table)
+for command in (
+    jobs.register,
+    jobs.unregister,
+    jobs.alter,
+    jobs.status,
+    jobs.jobs,
+    jobs.iterations,
+    jobs.pause,
+    jobs.resume,
+    jobs.repair,
+    sync.sync,
+    demo.demo,
+):
+    cli.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; an expected failure is one line on stderr, never a traceback."""
+    try:
+        result = cli.main(args=arguments, prog_name="iscp", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("iscp: interrupted", err=True)
+        sys.exit(130)
+    except IscpError as error:
+        click.echo(f"iscp: {' '.join(str(error).split())}", err=True)
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+    # Outside standalone mode click hands back the code of `ctx.exit` in place of exiting.
+    sys.exit(result if isinstance(result, int) else 0)

@@ -1,0 +1,142 @@
+"""Indexes with one row per row of the table: a keyed copy, laid out for its readers.
+
+A row *belongs* if the filter is true for it. An update that leaves the copied columns as they were
+is *skipped*: it costs the index nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from iscp_dagster.consumers.base import (
+    SourceFacts,
+    check_options,
+    check_sortable,
+    parse_where,
+    resolve_columns,
+    split_names,
+)
+from iscp_dagster.consumers.delta import Build, DeltaConsumer
+from iscp_dagster.rules.filters import Filter, parse_filter, render_spark
+from iscp_dagster.rules.model import Window
+from iscp_dagster.rules.spec import JobSpec
+from iscp_dagster.spark.sql import columns
+from iscp_dagster.stores.delta_index import GONE, MergeCounts, Standing
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from iscp_dagster.sources.changes import Changes
+
+ROWS_PER_FILE = 100_000
+MIN_FILES = 16
+"""Above `ROWS_FOR_FILES` rows, an index has at least so many files: a reader skips most of them."""
+ROWS_FOR_FILES = 2_000
+
+
+class KeyedCopy(DeltaConsumer):
+    """The table's rows, or those that a filter lets in, with the columns the spec names."""
+
+    options: ClassVar[tuple[str, ...]] = ("where",)
+    required: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def make_build(cls, spec: JobSpec, pk: Sequence[str], facts: SourceFacts) -> Build:
+        """Check the spec and settle what the index is made from."""
+        check_options(spec, cls.options, cls.required)
+        names = spec.columns or tuple(column.name for column in facts.columns)
+        wanted = resolve_columns("columns", names, facts)
+        keys = resolve_columns("pk", pk, facts)
+        by = ()
+        if "by" in spec.options:
+            by = resolve_columns("by", split_names("by", spec.options["by"]), facts)
+            check_sortable("by", by)
+        where = parse_where(spec, facts)
+        used = resolve_columns("where", where.columns if where else (), facts)
+        kept = tuple(dict.fromkeys((*keys, *by, *wanted)))
+        return {
+            "type": cls.type,
+            "key": [column.name for column in keys],
+            "columns": [column.name for column in kept],
+            "by": [column.name for column in by],
+            "where": None if where is None else where.text,
+            "source": {column.name: column.type for column in (*kept, *used)},
+        }
+
+    @classmethod
+    def stats_columns(cls, build: Mapping[str, Any]) -> Sequence[str]:
+        """The key and the columns the index is sorted by."""
+        return tuple(dict.fromkeys((*build["by"], *build["key"])))
+
+    def empty(self, table: DataFrame, build: Mapping[str, Any]) -> DataFrame:
+        """Return a DataFrame with the index's columns, made from one with the table's."""
+        return table.select(*columns(build["columns"]))
+
+    def rows_of_snapshot(self, changes: Changes) -> DataFrame:
+        """Return the rows that belong, sorted so that a reader of a few values opens few files."""
+        rows = changes.upserts
+        where = self._where
+        if where is not None:
+            rows = rows.where(render_spark(where))
+        order = columns(self.stats_columns(self.build))
+        files = files_for(changes.rows_net)
+        sorted_rows = rows.repartitionByRange(files, *order).sortWithinPartitions(*order)
+        return sorted_rows.select(*columns(self.build["columns"]))
+
+    def apply_tail(
+        self, changes: Changes, window: Window, standing: Standing
+    ) -> tuple[MergeCounts, int]:
+        """Merge the rows that matter to this index; count the others."""
+        from pyspark.sql import functions as fn
+
+        relevant = changes.net.where(self._matters())
+        count = relevant.count()
+        skipped = changes.rows_net - count
+        if count == 0:
+            self.index.advance(self.session, window, standing.rows)
+            return MergeCounts(0, 0), skipped
+        key, rest = self.build["key"], self.build["columns"]
+        source = relevant.select(
+            *(fn.col("key").getField(name).alias(name) for name in key),
+            *(fn.col("after").getField(name).alias(name) for name in rest if name not in key),
+            (~self._belongs("after")).alias(GONE),
+        )
+        counts = self.index.merge(self.session, source, key, window, standing.rows)
+        return counts, skipped
+
+    def _matters(self) -> Column:
+        """Whether a changed row may change the index: it is in, was in, or may have been in."""
+        from pyspark.sql import functions as fn
+
+        was, is_in = self._belongs("before"), self._belongs("after")
+        same = fn.lit(False)
+        kept = [name for name in self.build["columns"] if _comparable(self.build["source"][name])]
+        if len(kept) == len(self.build["columns"]):
+            same = was & is_in
+            for name in kept:
+                same &= fn.col("before").getField(name).eqNullSafe(fn.col("after").getField(name))
+        return ~fn.col("once") | ((was | is_in) & ~same)
+
+    def _belongs(self, image: str) -> Column:
+        from pyspark.sql import functions as fn
+
+        there = fn.col(image).isNotNull()
+        where = self._where
+        if where is None:
+            return there
+        return there & fn.coalesce(fn.expr(render_spark(where, image)), fn.lit(False))
+
+    @property
+    def _where(self) -> Filter | None:
+        text = self.build["where"]
+        return None if text is None else parse_filter(text, self.build["source"])
+
+
+def files_for(rows: int) -> int:
+    """How many files an index of so many rows is written in."""
+    return max(1, min(MIN_FILES, rows // ROWS_FOR_FILES), rows // ROWS_PER_FILE)
+
+
+def _comparable(type_: str) -> bool:
+    return "map<" not in type_ and "variant" not in type_

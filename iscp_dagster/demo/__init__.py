@@ -1,0 +1,1 @@
+"""The demo: this machine's own Python documentation, indexed end to end."""

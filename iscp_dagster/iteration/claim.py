@@ -1,0 +1,203 @@
+"""Claiming: which of the asked jobs this run may bring from the window's start to its end.
+
+The index store's own watermark is the truth; the log follows it and is repaired here. A job whose
+store stands at the window's end already has nothing to do and still counts. A job whose store does
+not stand at the window's start is refused: applying the window would skip or repeat versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from iscp_dagster.consumers.base import Consumer, IndexPlace
+from iscp_dagster.consumers.registry import get_consumer_class
+from iscp_dagster.errors import (
+    ClaimLost,
+    IndexBehindWindow,
+    IscpError,
+    JobBusy,
+    JobInError,
+    UnknownJob,
+    WindowRefused,
+)
+from iscp_dagster.iteration.request import IterationRequest, Tools
+from iscp_dagster.rules.model import (
+    TS,
+    IterationKind,
+    Job,
+    JobKey,
+    JobState,
+    Table,
+    Window,
+)
+from iscp_dagster.sources.delta_log import open_log
+from iscp_dagster.stores.paths import index_uri
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A job that this run holds."""
+
+    job: Job
+    consumer: Consumer
+    stands_at: TS
+    """Where the index stood when it was claimed, as its store says."""
+    done: bool
+    """The index holds the window already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The jobs of an iteration: those held, and those refused with the reason."""
+
+    table: Table
+    window: Window
+    iteration_id: int
+    held: tuple[Claimed, ...]
+    refused: tuple[tuple[JobKey, IscpError], ...]
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that are held."""
+        return [claimed.job for claimed in self.held]
+
+
+def claim_jobs(request: IterationRequest, tools: Tools) -> Claim:
+    """Take the jobs that can go through the window; nothing is written for those refused.
+
+    Raises:
+        IscpError: None could be had; the first one's reason.
+    """
+    table = tools.log.tables.get(request.table)
+    held: list[Claimed] = []
+    refused: list[tuple[JobKey, IscpError]] = []
+    found = _building_or_live(tools.log.jobs.list(table=request.table))
+    for name in request.job_names:
+        key = request.table.job(name)
+        try:
+            job = found.get(name)
+            if job is None:
+                raise UnknownJob(f"job {key} is not in the log")
+            held.append(_claim(job, table, request, tools))
+        except IscpError as error:
+            refused.append((key, error))
+    if not held:
+        raise refused[0][1]
+    iteration_id = tools.log.iterations.start(
+        table,
+        request.window,
+        [claimed.job.key.name for claimed in held],
+        kind=_kind(request.window, held),
+        run_id=request.run_id,
+        attempt=max(claimed.job.attempt for claimed in held),
+        now=tools.now(),
+    )
+    return Claim(table, request.window, iteration_id, tuple(held), tuple(refused))
+
+
+def _claim(job: Job, table: Table, request: IterationRequest, tools: Tools) -> Claimed:
+    if job.state is JobState.ERROR:
+        raise JobInError(
+            f"{job.key} stopped at error {job.status.error_code}: {job.status.error_msg}"
+        )
+    holder = job.status.run_id
+    if (
+        job.state is JobState.RUNNING
+        and holder not in ("", request.run_id)
+        and tools.is_alive(holder)
+    ):
+        raise JobBusy(f"{job.key} is held by run {holder}")
+    uri = index_uri(tools.settings.warehouse, job.key, job.job_id)
+    consumer = get_consumer_class(job.spec.type)(IndexPlace(job.key, job.job_id, uri))
+    stands_at = consumer.watermark()
+    done = not stands_at.is_zero and request.window.end <= stands_at
+    claimed = tools.log.jobs.compare_and_set(
+        job,
+        state=JobState.RUNNING,
+        watermark=_repaired(job.watermark, stands_at),
+        status=replace(
+            job.status,
+            from_ts=request.window.start,
+            to_ts=request.window.end,
+            start_at=tools.now(),
+            end_at=None,
+            run_id=request.run_id,
+        ),
+    )
+    if not done:
+        try:
+            _check_start(claimed, table, stands_at, request.window)
+        except IscpError as error:
+            _give_back(job, claimed, request, error, tools)
+            raise
+    return Claimed(claimed, consumer, stands_at, done)
+
+
+def _repaired(logged: TS, stands_at: TS) -> TS:
+    """The log follows a store that is ahead of it: a run died between the two commits."""
+    return stands_at if logged < stands_at else logged
+
+
+def _check_start(job: Job, table: Table, stands_at: TS, window: Window) -> None:
+    """Refuse a window that does not start where the index stands, as far as data goes."""
+    start = window.start
+    stands = f"the index {job.key} stands at {_place(stands_at)}"
+    if start.version == stands_at.version or _same_data(table, start, stands_at):
+        return
+    if stands_at < start:
+        if stands_at < job.watermark:
+            # The log says the index got there; the store has lost it.
+            raise IndexBehindWindow(f"{stands}, the log has it at {_place(job.watermark)}")
+        raise WindowRefused(
+            f"window starts at {_place(start)}, {stands}",
+            cure="run `iscp sync`, or materialize the windows in between first",
+        )
+    raise WindowRefused(
+        f"window starts at {_place(start)}, {stands} already",
+        cure="the next window starts there",
+    )
+
+
+def _same_data(table: Table, one: TS, other: TS) -> bool:
+    """Whether no commit between two points changed data, so that both stand for the same rows."""
+    first, last = sorted((one.version, other.version))
+    if first < 0:
+        return False
+    commits = open_log(table.uri, {}).read(first + 1, last - first, None)
+    return len(commits) == last - first and not any(read.commit.data_change for read in commits)
+
+
+def _give_back(
+    before: Job, claimed: Job, request: IterationRequest, error: IscpError, tools: Tools
+) -> None:
+    """Undo a claim that turned out not to fit; an index that lost its data stops for good."""
+    broken = isinstance(error, IndexBehindWindow) and request.planned
+    status = before.status
+    if broken:
+        status = replace(status, error_code=error.code, error_msg=str(error))
+    try:
+        tools.log.jobs.compare_and_set(
+            claimed,
+            state=JobState.ERROR if broken else JobState.COMPLETED,
+            status=status,
+        )
+    except ClaimLost:
+        # Somebody else moved the job meanwhile: it is theirs.
+        return
+
+
+def _kind(window: Window, held: Sequence[Claimed]) -> IterationKind:
+    if all(claimed.done for claimed in held):
+        return IterationKind.NO_OP
+    return IterationKind.SNAPSHOT if window.start.is_zero else IterationKind.TAIL
+
+
+def _building_or_live(rows: Sequence[object]) -> dict[str, Job]:
+    """Return by name the generation that iterations write: the newest one."""
+    jobs = [row for row in rows if isinstance(row, Job)]
+    return {job.key.name: job for job in sorted(jobs, key=lambda job: job.job_id)}
+
+
+def _place(ts: TS) -> str:
+    return "0" if ts.is_zero else f"v{ts.version}"

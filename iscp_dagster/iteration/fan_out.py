@@ -1,0 +1,171 @@
+"""One set of changes, many consumers, side by side.
+
+Each consumer runs on a thread of its own under a Spark *tag* of its own, so that one can be stopped
+without the others. One that raises, times out or is stopped leaves at once with its error; the
+others neither wait for it nor see it. A stopped consumer that does not come back is abandoned: what
+it may still commit is fenced by the store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from iscp_dagster.consumers.base import Consumer, ConsumerResult
+from iscp_dagster.errors import ConsumerTimeout
+from iscp_dagster.iteration.faults import reach
+from iscp_dagster.rules.model import Job, Window
+from iscp_dagster.spark.cancel import interrupt, tagged
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from iscp_dagster.sources.changes import Changes
+
+GRACE_SECONDS = 5.0
+"""How long a stopped consumer may take to come back before it is abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A job that takes part in an iteration, with the consumer that applies it."""
+
+    job: Job
+    consumer: Consumer
+    window: Window
+    """From where this index stands: what the shared window starts with may have changed nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberResult:
+    """What became of one member: a result or an error."""
+
+    job: Job
+    result: ConsumerResult | None
+    error: BaseException | None
+    seconds: float
+
+
+class FanOut:
+    """Runs the members of one iteration; `stop` may be called from any thread."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._spark: SparkSession | None = None
+        self._changed = threading.Condition()
+        self._started: dict[int, float] = {}
+        self._stopped: dict[int, tuple[BaseException, float]] = {}
+        self._done: dict[int, MemberResult] = {}
+
+    def run(
+        self,
+        spark: SparkSession,
+        members: Sequence[Member],
+        changes: Changes,
+        *,
+        on_done: Callable[[MemberResult], None] | None = None,
+    ) -> list[MemberResult]:
+        """Apply the changes through every member and wait until each is done, stopped or late."""
+        with self._changed:
+            self._spark = spark
+            for member in members:
+                self._started[member.job.job_id] = time.monotonic()
+        for member in members:
+            threading.Thread(
+                target=self._apply,
+                args=(spark, member, changes),
+                name=f"iscp-{member.job.key.name}",
+                daemon=True,
+            ).start()
+        told: set[int] = set()
+        while True:
+            with self._changed:
+                self._end_late(members)
+                fresh = [done for job_id, done in self._done.items() if job_id not in told]
+                if not fresh:
+                    self._changed.wait(self._patience(members))
+                    continue
+            for done in fresh:
+                told.add(done.job.job_id)
+                if on_done is not None:
+                    on_done(done)
+            if len(told) == len(members):
+                return [self._done[member.job.job_id] for member in members]
+
+    def stop(self, job: Job, error: BaseException) -> None:
+        """End one member with `error`, in Spark too; the others go on."""
+        with self._changed:
+            if job.job_id in self._done or job.job_id in self._stopped:
+                return
+            self._stopped[job.job_id] = (error, time.monotonic())
+            spark = self._spark
+            self._changed.notify_all()
+        if spark is not None:
+            interrupt(spark, self.tag(job))
+
+    def stop_all(self, jobs: Sequence[Job], error: BaseException) -> None:
+        """End every member with `error`."""
+        for job in jobs:
+            self.stop(job, error)
+
+    def tag(self, job: Job) -> str:
+        """Return the Spark tag of a member's work."""
+        return f"iscp-{self._run_id}-{job.job_id}"
+
+    def _apply(self, spark: SparkSession, member: Member, changes: Changes) -> None:
+        started = time.monotonic()
+        result, error = None, None
+        try:
+            with tagged(spark, self.tag(member.job)):
+                reach("before_apply", member.job.key.name)
+                result = member.consumer.apply(changes, member.window)
+                reach("after_commit", member.job.key.name)
+        except Exception as raised:  # noqa: BLE001 - whatever a consumer raises is its own result
+            error = raised
+        with self._changed:
+            if member.job.job_id in self._done:
+                return
+            if error is not None and member.job.job_id in self._stopped:
+                # Interrupted work fails in many ways; the reason it was stopped is the one to tell.
+                error = self._stopped[member.job.job_id][0]
+            seconds = time.monotonic() - started
+            self._done[member.job.job_id] = MemberResult(member.job, result, error, seconds)
+            self._changed.notify_all()
+
+    def _end_late(self, members: Sequence[Member]) -> None:
+        """Stop who is past its timeout, and give up on who was stopped and does not come back."""
+        now = time.monotonic()
+        for member in members:
+            job = member.job
+            if job.job_id in self._done:
+                continue
+            stopped = self._stopped.get(job.job_id)
+            if stopped is None:
+                if now - self._started[job.job_id] >= job.spec.timeout.total_seconds():
+                    error = ConsumerTimeout(
+                        f"{job.key} did not finish its window within {job.spec.timeout}"
+                    )
+                    self._stopped[job.job_id] = (error, now)
+                    if self._spark is not None:
+                        interrupt(self._spark, self.tag(job))
+            elif now - stopped[1] >= GRACE_SECONDS:
+                seconds = now - self._started[job.job_id]
+                self._done[job.job_id] = MemberResult(job, None, stopped[0], seconds)
+
+    def _patience(self, members: Sequence[Member]) -> float:
+        """Return how long there is nothing to do but wait."""
+        now = time.monotonic()
+        ends = []
+        for member in members:
+            job = member.job
+            if job.job_id in self._done:
+                continue
+            stopped = self._stopped.get(job.job_id)
+            if stopped is not None:
+                ends.append(stopped[1] + GRACE_SECONDS)
+            else:
+                ends.append(self._started[job.job_id] + job.spec.timeout.total_seconds())
+        return max(0.01, min(ends) - now) if ends else 0.01

@@ -1,0 +1,60 @@
+"""What the Dagster UI says about a table or an index, in Markdown."""
+
+from __future__ import annotations
+
+from iscp_dagster.consumers.registry import get_consumer_class
+from iscp_dagster.errors import UsageError
+from iscp_dagster.rules.model import Job, Table
+from iscp_dagster.rules.spec import TriggerSpec, format_duration
+
+
+def describe_table(table: Table, jobs: int) -> str:
+    """Describe a source table."""
+    key = ", ".join(f"`{name}`" for name in table.pk)
+    indexes = {0: "no index yet", 1: "one index"}.get(jobs, f"{jobs} indexes")
+    return f"Delta table at `{table.uri}`, key {key}, {indexes}."
+
+
+def describe_job(job: Job, table: Table, uri: str) -> str:
+    """Describe an index: what it holds, when it is brought up to date, how to ask it."""
+    paragraphs = [
+        job.spec.description,
+        f"{_what(job)} of `{table.key.db}.{table.key.table}`.",
+        f"**Trigger**: {trigger_in_words(job.spec.trigger)}",
+        f"**Stored** at `{uri}` (generation {job.job_id}).",
+        f"```sql\n{_example(job, uri)}\n```",
+    ]
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
+
+
+def trigger_in_words(trigger: TriggerSpec) -> str:
+    """Say when a job runs, in one sentence."""
+    alone = " It never waits for the table's other jobs." if trigger.independent else ""
+    match trigger.kind:
+        case "default":
+            return f"default: after each change, in one scan with the table's other jobs.{alone}"
+        case "greedy":
+            return "greedy: after each change, in a scan of its own."
+        case "periodic" if trigger.interval is not None:
+            share = ", sharing a scan where one is due" if trigger.share else ""
+            return f"periodic: every {format_duration(trigger.interval)}{share}.{alone}"
+        case _:
+            return f"`{trigger.kind}` (a plug-in).{alone}"
+
+
+def _what(job: Job) -> str:
+    columns = ", ".join(f"`{name}`" for name in job.spec.columns)
+    options = ", ".join(f"{name} = `{value}`" for name, value in sorted(job.spec.options.items()))
+    parts = [f"`{job.spec.type}` index"]
+    if columns:
+        parts.append(f"on {columns}")
+    if options:
+        parts.append(f"with {options}")
+    return " ".join(parts)
+
+
+def _example(job: Job, uri: str) -> str:
+    try:
+        return get_consumer_class(job.spec.type).example_query(job.spec, uri)
+    except UsageError as unknown:
+        return f"-- {unknown.message}"

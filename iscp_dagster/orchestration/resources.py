@@ -1,0 +1,65 @@
+"""Dagster resources: the log with its settings, and the Spark session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster import ConfigurableResource, InitResourceContext
+from dagster_pyspark import LazyPySparkResource
+from pydantic import PrivateAttr
+
+from iscp_dagster.joblog import JobLog
+from iscp_dagster.settings import Settings
+
+if TYPE_CHECKING:
+    from iscp_dagster.sources.facts import TableFacts
+
+
+class IscpResource(ConfigurableResource):
+    """The settings of this process and the log they name."""
+
+    _log: JobLog | None = PrivateAttr(default=None)
+    _settings: Settings | None = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        """Read the settings; the log opens at first use."""
+        self._settings = Settings.from_env()
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """Give back the log's connections."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this process."""
+        if self._settings is None:
+            self._settings = Settings.from_env()
+        return self._settings
+
+    @property
+    def log(self) -> JobLog:
+        """The log."""
+        if self._log is None:
+            self._log = JobLog.open(self.settings)
+        return self._log
+
+    def read_facts(self, uri: str) -> TableFacts:
+        """Read what a Delta table says of itself, without a JVM."""
+        from iscp_dagster.sources.facts import read_facts
+
+        return read_facts(uri)
+
+
+class SparkResource(LazyPySparkResource):
+    """dagster-pyspark's resource over the one place where sessions are made.
+
+    The session starts when it is first asked for, so a run that has nothing to do starts none.
+    """
+
+    def _init_session(self) -> None:
+        from iscp_dagster.spark.session import get_spark
+
+        if self._spark_session is None:
+            self._spark_session = get_spark(Settings.from_env())

@@ -1,0 +1,1 @@
+"""Source Delta tables: what changed, what they look like, and how to reach them."""

@@ -1,0 +1,133 @@
+"""Jobs and iterations as rows for people and machines: the same names in the CLI and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from iscp_dagster.joblog import JobLog
+from iscp_dagster.joblog.iterations import IterationRecord
+from iscp_dagster.joblog.rows import UnreadableRow
+from iscp_dagster.rules.model import DEFAULT_ACCOUNT, Job, TableKey
+from iscp_dagster.settings import Settings
+from iscp_dagster.stores.paths import index_uri
+
+
+def job_views(
+    *, state: str | None = None, account: str | None = None, table: str | None = None
+) -> list[dict[str, Any]]:
+    """Describe the live jobs, one row each."""
+    from iscp_dagster import api
+    from iscp_dagster.sources.lag import lag_seconds
+
+    settings = Settings.from_env()
+    with JobLog.open(settings) as log:
+        found = api.get_jobs(state, account=account, table=table, log=log)
+        tables = {known.table_id: known for known in log.tables.list(account)}
+    lags = lag_seconds([job for job in found if isinstance(job, Job)], tables, datetime.now(UTC))
+    return [_job_view(job, settings, lags) for job in found]
+
+
+def job_status_view(table: str, job: str, *, account: str) -> dict[str, Any]:
+    """Describe one job with everything the log knows of it."""
+    from iscp_dagster import api
+    from iscp_dagster.sources.lag import lag_seconds
+
+    settings = Settings.from_env()
+    with JobLog.open(settings) as log:
+        found = api.get_job(table, job, account=account, log=log)
+        tables = {found.table_id: log.tables.get(found.key.table_key)}
+    lags = lag_seconds([found], tables, datetime.now(UTC))
+    status = found.status
+    return {
+        **_job_view(found, settings, lags),
+        "stage": str(found.stage),
+        "spec": found.spec.model_dump(mode="json"),
+        "from_ts": _text(status.from_ts),
+        "to_ts": _text(status.to_ts),
+        "start_at": status.start_at,
+        "end_at": status.end_at,
+        "run_id": status.run_id or None,
+        "create_at": found.create_at,
+    }
+
+
+def iteration_views(
+    *, table: str | None = None, limit: int = 20, account: str = DEFAULT_ACCOUNT
+) -> list[dict[str, Any]]:
+    """Describe the newest iterations first."""
+    key = None if table is None else TableKey.parse(table, account)
+    with JobLog.open(Settings.from_env()) as log:
+        return [_iteration_view(record) for record in log.iterations.list(table=key, limit=limit)]
+
+
+def _job_view(
+    job: Job | UnreadableRow, settings: Settings, lags: Mapping[int, float | None]
+) -> dict[str, Any]:
+    key = job.key
+    names = {"account": key.account, "db": key.db, "table": key.table, "job": key.name}
+    if isinstance(job, UnreadableRow):
+        return {**names, "job_id": job.job_id, "state": "unreadable", "error_msg": job.reason}
+    return {
+        **names,
+        "job_id": job.job_id,
+        "type": job.spec.type,
+        "trigger": job.spec.trigger.kind,
+        "state": str(job.state),
+        "paused": job.paused_at is not None,
+        "watermark": str(job.watermark),
+        "version": None if job.watermark.is_zero else job.watermark.version,
+        "lag_seconds": lags.get(job.job_id),
+        "attempt": job.attempt,
+        "next_attempt_at": job.next_attempt_at,
+        "error_code": job.status.error_code,
+        "error_msg": job.status.error_msg,
+        "uri": index_uri(settings.warehouse, key, job.live_job_id),
+        "progress": job.status.progress or None,
+    }
+
+
+def _iteration_view(record: IterationRecord) -> dict[str, Any]:
+    return {
+        "id": record.id,
+        "account": record.table.account,
+        "table": f"{record.table.db}.{record.table.table}",
+        "jobs": list(record.job_names),
+        "window": record.window.partition_key,
+        "from_ts": str(record.window.start),
+        "to_ts": str(record.window.end),
+        "kind": str(record.kind),
+        "run_id": record.run_id,
+        "attempt": record.attempt,
+        "rows_scanned": record.rows_scanned,
+        "bytes_scanned": record.bytes_scanned,
+        "rows_upserted": sum(consumer.rows_upserted for consumer in record.consumers),
+        "rows_deleted": sum(consumer.rows_deleted for consumer in record.consumers),
+        "rows_skipped": sum(consumer.rows_skipped for consumer in record.consumers),
+        "seconds": record.seconds,
+        "start_at": record.start_at,
+        "end_at": record.end_at,
+        "errors": [
+            f"{consumer.job_name}: {consumer.error_msg} ({consumer.error_code})"
+            for consumer in record.consumers
+            if consumer.error_code
+        ],
+        "consumers": [
+            {
+                "job": consumer.job_name,
+                "job_id": consumer.job_id,
+                "rows_upserted": consumer.rows_upserted,
+                "rows_deleted": consumer.rows_deleted,
+                "rows_skipped": consumer.rows_skipped,
+                "seconds": consumer.seconds,
+                "error_code": consumer.error_code,
+                "error_msg": consumer.error_msg,
+            }
+            for consumer in record.consumers
+        ],
+    }
+
+
+def _text(value: object | None) -> str | None:
+    return None if value is None else str(value)

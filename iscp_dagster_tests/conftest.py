@@ -1,0 +1,38 @@
+"""Fixtures that every folder of tests may use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iscp_dagster.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def settings_in(home: Path, **variables: str) -> Settings:
+    """The settings of a home, with nothing taken from the machine's environment."""
+    return Settings.from_env({"ISCP_HOME": str(home), **variables})
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """The settings of a home of this test's own."""
+    return settings_in(tmp_path / "home")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one local Spark session that all tests of this process share."""
+    from iscp_dagster.spark.session import get_spark
+
+    home = tmp_path_factory.mktemp("spark-home")
+    session = get_spark(settings_in(home, ISCP_SPARK_MEMORY="1g"), "iscp-tests")
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+    session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
+    yield session
+    session.stop()
