@@ -36,7 +36,7 @@ fast: .venv/.dev ## Run the tests that need neither Spark nor Dagster processes
 lint: .venv/.dev ## Ruff (check and format) and the type check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
+	@$(BIN)/basedpyright
 
 format: .venv/.dev ## Format the code and mend what ruff can
 	@$(BIN)/ruff check --fix .

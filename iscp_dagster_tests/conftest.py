@@ -32,7 +32,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     home = tmp_path_factory.mktemp("spark-home")
     session = get_spark(settings_in(home, ISCP_SPARK_MEMORY="1g"), "iscp-tests")
-    session.conf.set("spark.sql.shuffle.partitions", "2")
-    session.conf.set("spark.databricks.delta.snapshotPartitions", "2")
     yield session
     session.stop()

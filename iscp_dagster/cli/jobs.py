@@ -97,7 +97,7 @@ def alter(
 
     patch = _with_fields(_read_spec(spec_file), fields)
     api.update_job_spec(table, job, patch, account=account, interrupt=interrupt)
-    click.echo(f"{account}/{table}/{job}: altered")
+    click.echo(f"{account}/{table}/{job}: altered{_canceled(table, job, account, interrupt)}")
 
 
 @click.command()
@@ -109,7 +109,25 @@ def unregister(table: str, job: str, account: str) -> None:
     from iscp_dagster import api
 
     done = api.unregister_job(table, job, account=account)
-    click.echo(f"{account}/{table}/{job}: {'unregistered' if done else 'was not registered'}")
+    what = "unregistered" if done else "was not registered"
+    click.echo(f"{account}/{table}/{job}: {what}{_canceled(table, job, account, done)}")
+
+
+def _canceled(table: str, job: str, account: str, wanted: bool) -> str:
+    """End the runs that are for this job alone, where Dagster is in use here; say how many."""
+    from iscp_dagster.settings import Settings
+
+    settings = Settings.from_env()
+    # Importing Dagster takes a second or two: spared where it has never run.
+    if not wanted or not (settings.home / "history").is_dir():
+        return ""
+    from iscp_dagster.orchestration.cancel import cancel_runs_of
+    from iscp_dagster.orchestration.instance import open_instance
+    from iscp_dagster.rules.model import TableKey
+
+    with open_instance(settings) as instance:
+        runs = cancel_runs_of(instance, TableKey.parse(table, account).job(job))
+    return f", {len(runs)} runs canceled" if runs else ""
 
 
 def _steer(name: str, function: str, done: str, not_done: str, text: str) -> click.Command:

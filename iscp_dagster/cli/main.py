@@ -10,7 +10,7 @@ import sys
 import click
 
 from iscp_dagster import __version__
-from iscp_dagster.cli import demo, jobs, sync, tables
+from iscp_dagster.cli import demo, housekeeping, jobs, sync, tables
 from iscp_dagster.errors import IscpError, UsageError
 
 
@@ -36,6 +36,7 @@ for command in (
     jobs.resume,
     jobs.repair,
     sync.sync,
+    housekeeping.gc,
     demo.demo,
 ):
     cli.add_command(command)

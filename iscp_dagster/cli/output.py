@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -37,7 +38,7 @@ def print_rows(
     for row in rows:
         table.add_row(*(Text(_shown(row.get(name))) for name in columns))
     # Into a pipe there is no width to fit: never cut or fold what somebody may grep.
-    console = Console() if click.get_text_stream("stdout").isatty() else Console(width=240)
+    console = Console() if sys.stdout.isatty() else Console(width=240)
     console.print(table)
 
 

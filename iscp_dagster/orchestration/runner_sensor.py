@@ -6,7 +6,7 @@ runs. Evaluated from the UI's test button it leaves nothing behind.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 
@@ -35,10 +35,13 @@ from iscp_dagster.orchestration.settle import (
     stop_failed,
 )
 from iscp_dagster.rules.iteration import Iteration
+from iscp_dagster.rules.model import Job
 from iscp_dagster.settings import Settings
 
 # The daemon looks every 5 s: 9 makes an even 10 s cadence.
 _INTERVAL_SECONDS = 9
+# A tick's log is for reading.
+_MOST_LINES = 100
 
 
 def runner_sensors(shards: int) -> list[SensorDefinition]:
@@ -72,7 +75,7 @@ def _tick(context: SensorEvaluationContext, state: _State) -> SensorResult:
     tick = state.runner.tick([flight.in_flight for flight in flying], now, free_slots=slots)
     if _is_real(context):
         _settle(context, state, tick, flying, now)
-    _tell(context, tick)
+    _tell(context, tick, state.runner.jobs)
     ready = _known_to_dagster(context, tick.plan.iterations)
     return SensorResult(
         run_requests=[request_of(iteration, state.runner.jobs) for iteration in ready],
@@ -124,12 +127,15 @@ def _is_real(context: SensorEvaluationContext) -> bool:
     return key is not None and key[-1].isdigit()
 
 
-def _tell(context: SensorEvaluationContext, tick: Tick) -> None:
+def _tell(context: SensorEvaluationContext, tick: Tick, jobs: Mapping[int, Job]) -> None:
     context.log.info(tick.plan.summary())
     for row in tick.unreadable:
         context.log.warning(f"{row.key}: {row.reason}")
-    for job, reason in tick.plan.notable():
-        context.log.info(f"{job.key}: {reason}")
+    told = tick.plan.notable
+    for job_id in sorted(told, key=lambda job_id: jobs[job_id].key)[:_MOST_LINES]:
+        context.log.info(f"{jobs[job_id].key}: {told[job_id]}")
+    if len(told) > _MOST_LINES:
+        context.log.info(f"and {len(told) - _MOST_LINES} more jobs")
 
 
 def _known_to_dagster(

@@ -62,10 +62,11 @@ class Plan:
         A key names the generation that answers queries, while another is being built.
         """
         if isinstance(job, int):
-            groups, wanted = self._jobs.values(), lambda row: row.job_id == job
+            if job in self._reasons:
+                return self._reasons[job]
+            found = [row for group in self._jobs.values() for row in group if row.job_id == job]
         else:
-            groups, wanted = [self._jobs.get(job.table_key, ())], lambda row: row.key == job
-        found = [row for group in groups for row in group if wanted(row)]
+            found = [row for row in self._jobs.get(job.table_key, ()) if row.key == job]
         if not found:
             raise UnknownJob(f"{job} is not in this plan")
         return self._reason_of(max(found, key=_most_alive))
@@ -75,6 +76,11 @@ class Plan:
         for table in sorted(self._jobs):
             for job in sorted(self._jobs[table], key=lambda job: (job.key, job.job_id)):
                 yield job, self._reason_of(job)
+
+    @property
+    def notable(self) -> Mapping[int, str]:
+        """The reasons by job_id of those with more to tell than that nothing changed."""
+        return self._reasons
 
     def summary(self) -> str:
         """Return the tick in one sentence: `6 tables: 4 unchanged, 1 due in 42 s, 1 in flight`."""
@@ -215,7 +221,8 @@ def _assemble(
             sentence = f"{headline}: {iteration.kind} {iteration.window}; {iteration.reason}"
             reasons.update(dict.fromkeys(iteration.job_ids, sentence))
     counts = Counter(headlines.values())
-    counts[Headline.UNCHANGED] += len(groups) - len(drafts)
+    if quiet := len(groups) - len(drafts):
+        counts[Headline.UNCHANGED] += quiet
     return Plan(
         now=now,
         iterations=started,

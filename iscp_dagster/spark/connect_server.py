@@ -84,9 +84,7 @@ def start_connect_server(settings: Settings, port: int = 0) -> ConnectServer:
     log.parent.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, spark_remote=None)
     environment = {**os.environ, **launch_variables(settings, os.environ)}
-    # These would turn the server itself into a client.
-    for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
-        environment.pop(name, None)
+    environment.pop("SPARK_REMOTE", None)  # It would turn the server itself into a client.
     with log.open("wb") as output:
         process = subprocess.Popen(
             _command(settings, port),
@@ -129,7 +127,7 @@ def _wait(server: ConnectServer) -> None:
                 cure=f"see {server.log}",
             )
         try:
-            return wait_until_answers(server.url, 1.0)
+            return wait_until_answers(server.url, 0.25)
         except SparkUnavailable:
             if time.monotonic() > deadline:
                 raise SparkUnavailable(

@@ -81,8 +81,6 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_memory,
         "spark.driver.extraJavaOptions": f'-XX:+UseSerialGC "-Dlog4j2.configurationFile={_LOG4J}"',
-        # Spark's default is a folder relative to wherever the process happens to run.
-        "spark.driver.defaultExtraClassPath": "",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(scratch / "local"),
@@ -93,7 +91,12 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         **session_conf(settings),
     }
     if settings.spark_master.startswith("local"):
-        conf |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        conf |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            # Spark's default is a folder relative to wherever the process happens to run.
+            "spark.driver.defaultExtraClassPath": "",
+        }
     if settings.spark_packages:
         conf["spark.jars.packages"] = settings.spark_packages
     elif not settings.spark_master.startswith("local"):
@@ -121,8 +124,12 @@ def launch_variables(settings: Settings, environ: Mapping[str, str]) -> dict[str
 @contextmanager
 def launch_environment(settings: Settings) -> Iterator[None]:
     """Have `launch_variables` in this process's environment while a session starts."""
-    variables = {} if settings.spark_remote else launch_variables(settings, os.environ)
-    before = {name: os.environ.get(name) for name in variables}
+    if settings.spark_remote:
+        yield
+        return
+    variables = launch_variables(settings, os.environ)
+    # The settings decide: pyspark would go to the server of this variable all the same.
+    before = {name: os.environ.pop(name, None) for name in (*variables, "SPARK_REMOTE")}
     os.environ.update(variables)
     try:
         yield

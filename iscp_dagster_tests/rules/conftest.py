@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "quick",
-    max_examples=25,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
@@ -16,8 +16,8 @@ settings.register_profile(
 )
 settings.register_profile(
     "thorough",
-    max_examples=3000,
-    stateful_step_count=80,
+    max_examples=1000,
+    stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -134,6 +134,12 @@ def test_one_catch_up_at_a_time_and_the_furthest_behind_first():
     assert planned.reason(TABLE.job("a")) == "behind the others at v5; waits for the catch-up of b"
 
 
+def test_a_laggard_whose_turn_has_not_come_holds_nobody():
+    jobs = [job("a", 0, max_versions=2), job("b", 3), job("c", 5)]
+    planned = tick(jobs, history(8), flight((0, 2), "a", kind=CATCH_UP))
+    assert trips(planned.iterations) == {"c": (5, 8, "tail")}
+
+
 def test_laggards_at_one_watermark_go_together():
     planned = tick([job("a", 3), job("b", 3), job("c", 5)], history(5))
     assert trips(planned.iterations) == {"a+b": (3, 5, "catch-up")}

