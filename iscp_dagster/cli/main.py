@@ -6,6 +6,7 @@ Exit code 0 is done, 1 is failed with one clear line, 2 is wrong usage.
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import click
 
@@ -47,13 +48,22 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         result = cli.main(args=arguments, prog_name="iscp", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        _fail(_in_one_line(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        click.echo("iscp: interrupted", err=True)
-        sys.exit(130)
+        _fail("interrupted", 130)
     except IscpError as error:
-        click.echo(f"iscp: {' '.join(str(error).split())}", err=True)
-        sys.exit(2 if isinstance(error, UsageError) else 1)
+        _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     # Outside standalone mode click hands back the code of `ctx.exit` in place of exiting.
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _fail(line: str, code: int) -> NoReturn:
+    click.echo(f"iscp: {line}", err=True)
+    sys.exit(code)
+
+
+def _in_one_line(error: click.ClickException) -> str:
+    """Say what click found wrong, and where to read on."""
+    what = " ".join(error.format_message().split()).removesuffix(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return what if context is None else f"{what}; see `{context.command_path} --help`"

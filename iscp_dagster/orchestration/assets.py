@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dagster import (
     AssetExecutionContext,
     AssetKey,
+    AssetOut,
     AssetsDefinition,
     AssetSpec,
     BackfillPolicy,
@@ -21,9 +22,8 @@ from dagster import (
     DynamicPartitionsDefinition,
     MaterializeResult,
     ObserveResult,
-    SourceAsset,
     multi_asset,
-    observable_source_asset,
+    multi_observable_source_asset,
 )
 
 from iscp_dagster.consumers.registry import get_consumer_class
@@ -31,30 +31,48 @@ from iscp_dagster.errors import UsageError
 from iscp_dagster.orchestration.descriptions import describe_job, describe_table
 from iscp_dagster.orchestration.iterate import iterate
 from iscp_dagster.orchestration.metadata import table_metadata
-from iscp_dagster.orchestration.names import group_name, op_name, partitions_name
+from iscp_dagster.orchestration.names import (
+    group_name,
+    kind_name,
+    observe_name,
+    op_name,
+    output_name,
+    partitions_name,
+)
 from iscp_dagster.orchestration.resources import IscpResource, SparkResource
-from iscp_dagster.rules.model import Job, Table
+from iscp_dagster.rules.model import Job, Table, TableKey
 from iscp_dagster.stores.paths import index_uri
 
+_MOST_KINDS = 3
+"""Dagster refuses an asset with more."""
 
-def table_asset(table: Table, jobs: Sequence[Job]) -> SourceAsset:
+
+def table_asset(table: Table, jobs: Sequence[Job]) -> AssetsDefinition:
     """Build the observable asset of a table."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BetaWarning)
         return _table_asset(table, jobs)
 
 
-def _table_asset(table: Table, jobs: Sequence[Job]) -> SourceAsset:
-    @observable_source_asset(
-        key=AssetKey(table.key.asset_path),
-        group_name=group_name(table.key),
-        tags={"dagster/kind/delta": "", "dagster/kind/table": ""},
-        description=describe_table(table, len(jobs)),
-        metadata=table_metadata(table),
+def _table_asset(table: Table, jobs: Sequence[Job]) -> AssetsDefinition:
+    # The decorator for one asset would name its op after the key, where `a-b` and `a_b` collide.
+    @multi_observable_source_asset(
+        name=observe_name(table.key),
+        specs=[
+            AssetSpec(
+                AssetKey(table.key.asset_path),
+                group_name=group_name(table.key),
+                kinds={"delta", "table"},
+                owners=[_account_owner(table.key)],
+                description=describe_table(table, len(jobs)),
+                metadata=table_metadata(table),
+            )
+        ],
     )
     def observe(iscp: IscpResource) -> ObserveResult:
         head = iscp.read_facts(table.uri).ts
         return ObserveResult(
+            asset_key=AssetKey(table.key.asset_path),
             data_version=DataVersion(str(head.version)),
             metadata={"iscp/version": head.version, "iscp/head": str(head)},
         )
@@ -67,7 +85,11 @@ def index_assets(table: Table, jobs: Sequence[Job], warehouse: str) -> AssetsDef
 
     @multi_asset(
         name=op_name(table.key),
-        specs=[_index_spec(job, table, warehouse) for job in jobs],
+        outs={
+            output_name(job.key): AssetOut.from_spec(_index_spec(job, table, warehouse))
+            for job in jobs
+        },
+        deps=[AssetKey(table.key.asset_path)],
         can_subset=True,
         partitions_def=DynamicPartitionsDefinition(name=partitions_name(table.key)),
         backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=1),
@@ -84,19 +106,26 @@ def _index_spec(job: Job, table: Table, warehouse: str) -> AssetSpec:
     uri = index_uri(warehouse, job.key, job.live_job_id)
     return AssetSpec(
         AssetKey(job.key.asset_path),
-        deps=[AssetKey(table.key.asset_path)],
         group_name=group_name(table.key),
-        kinds={*_store_kinds(job), job.spec.type},
-        owners=list(job.spec.owners),
+        kinds=_kinds(job),
+        owners=list(job.spec.owners) or [_account_owner(table.key)],
         description=describe_job(job, table, uri),
         metadata={"dagster/uri": uri, "iscp/job_id": job.job_id},
         skippable=True,
     )
 
 
-def _store_kinds(job: Job) -> frozenset[str]:
+def _account_owner(table: TableKey) -> str:
+    """Who owns what nobody is named for: the account."""
+    return f"team:{table.account}"
+
+
+def _kinds(job: Job) -> set[str]:
+    """Return the type of a job and what its index is stored in."""
     try:
-        return get_consumer_class(job.spec.type).kinds
+        stores = sorted(get_consumer_class(job.spec.type).kinds)
     except UsageError:
         # The plug-in that made this job is not installed here: the asset stays visible.
-        return frozenset()
+        stores = []
+    kinds = dict.fromkeys(map(kind_name, (job.spec.type, *stores)))
+    return set(list(kinds)[:_MOST_KINDS])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from iscp_dagster.rules.model import TableKey
+from iscp_dagster.rules.model import JobKey, TableKey
 
 TAG_TABLE = "iscp/table"
 TAG_JOBS = "iscp/jobs"
@@ -34,7 +34,27 @@ def op_name(table: TableKey) -> str:
     if plain == "_".join(table.asset_path) and "_" not in "".join(table.asset_path):
         return f"iscp_{plain}"
     # Different tables may read the same once joined: a short hash keeps them apart.
-    return f"iscp_{plain}_{hashlib.blake2b(str(table).encode(), digest_size=3).hexdigest()}"
+    return f"iscp_{plain}_{_hash(table)}"
+
+
+def observe_name(table: TableKey) -> str:
+    """Return the name of the op that looks up a table's newest version."""
+    return f"{op_name(table)}_observe"
+
+
+def output_name(job: JobKey) -> str:
+    """Return the name of a job's output; `a-b` and `a_b` are different jobs."""
+    plain = _identifier(job.name)
+    return f"iscp_{plain}" if plain == job.name else f"iscp_{plain}_{_hash(job)}"
+
+
+def kind_name(text: str) -> str:
+    """Return a consumer's type as Dagster allows it for a kind."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:63] or "_"
+
+
+def _hash(key: TableKey | JobKey) -> str:
+    return hashlib.blake2b(str(key).encode(), digest_size=3).hexdigest()
 
 
 def _identifier(text: str) -> str:

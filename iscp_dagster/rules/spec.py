@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -23,6 +24,8 @@ from pydantic import (
 from iscp_dagster.errors import UsageError
 
 _DURATION = re.compile(r"(?P<count>[1-9]\d{0,8})(?P<unit>ms|s|m|h|d)", re.ASCII)
+# What Dagster takes for an owner of an asset.
+_OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}", re.ASCII)
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -44,6 +47,13 @@ def format_duration(value: timedelta) -> str:
     return f"{milliseconds}ms"
 
 
+def _check_owner(value: str) -> str:
+    if not _OWNER.fullmatch(value):
+        raise ValueError(f"{value!r} is no owner, write an email address or team:NAME")
+    return value
+
+
+Owner = Annotated[str, AfterValidator(_check_owner)]
 Duration = Annotated[
     timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)
 ]
@@ -89,7 +99,8 @@ class JobSpec(BaseModel):
     lag_target: Duration = timedelta(minutes=15)
     """The lag above which the job's lag check goes red."""
     description: str = ""
-    owners: tuple[str, ...] = ()
+    owners: tuple[Owner, ...] = ()
+    """Email addresses, or `team:NAME`; shown with the asset."""
 
 
 BUILD_FIELDS = ("type", "columns", "options")
