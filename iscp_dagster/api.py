@@ -19,10 +19,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.errors import UsageError
+from iscp_dagster.errors import IscpError, UsageError
 from iscp_dagster.joblog import JobLog
 from iscp_dagster.joblog.rows import UnreadableRow
-from iscp_dagster.rules.model import DEFAULT_ACCOUNT, Job, JobState, JobStatus, Table, TableKey
+from iscp_dagster.rules.model import (
+    DEFAULT_ACCOUNT,
+    Job,
+    JobState,
+    JobStatus,
+    Table,
+    TableKey,
+    check_name,
+)
 from iscp_dagster.rules.spec import JobSpec, merge_spec, parse_spec
 from iscp_dagster.settings import Settings
 
@@ -56,22 +64,24 @@ def add_table(
         UsageError: no Delta table there, a key column is missing, or the change feed is off.
     """
     from iscp_dagster.sources.facts import read_facts
-    from iscp_dagster.sources.registering import enable_change_feed, normalize_uri
+    from iscp_dagster.sources.registering import normalize_uri
 
     key = TableKey.parse(table, account)
     pk = _check_pk(pk)
     uri = normalize_uri(uri)
     facts = read_facts(uri)
     _check_columns("pk", pk, facts, uri)
-    if not facts.change_feed:
-        if not enable_cdf:
-            raise UsageError(
-                f"the change data feed of {uri} is off",
-                cure="say --enable-cdf, or set the table property delta.enableChangeDataFeed=true",
-            )
-        enable_change_feed(uri)
+    if not facts.change_feed and not enable_cdf:
+        raise UsageError(
+            f"uri: the change data feed of {uri} is off",
+            cure="say --enable-cdf, or set the table property delta.enableChangeDataFeed=true",
+        )
     with _opened(log) as opened:
-        return opened.tables.add(key, uri=uri, pk=pk, delta_id=facts.delta_id, now=_now())
+        # The log first: a name that is taken leaves the table as it was.
+        added = opened.tables.add(key, uri=uri, pk=pk, delta_id=facts.delta_id, now=_now())
+        if not facts.change_feed:
+            _enable_or_forget(opened, key, uri, added)
+        return added
 
 
 def drop_table(table: str, *, account: str = DEFAULT_ACCOUNT, log: JobLog | None = None) -> bool:
@@ -83,6 +93,8 @@ def drop_table(table: str, *, account: str = DEFAULT_ACCOUNT, log: JobLog | None
 
 def get_tables(*, account: str | None = None, log: JobLog | None = None) -> list[Table]:
     """Return the recorded tables."""
+    if account is not None:
+        check_name("account", account)
     with _opened(log) as opened:
         return opened.tables.list(account)
 
@@ -145,10 +157,8 @@ def update_job_spec(
     """
     key = TableKey.parse(table, account).job(job)
     with _opened(log) as opened:
-        current = opened.jobs.get(key)
-        _check_against_table(
-            merge_spec(current.spec, dict(patch)), opened.tables.get(key.table_key)
-        )
+        # What is built is fixed: the table need not be asked, nor even be there.
+        _check_trigger(merge_spec(opened.jobs.get(key).spec, dict(patch)))
         return opened.jobs.update_spec(key, patch, interrupt=interrupt)
 
 
@@ -176,6 +186,8 @@ def get_jobs(
     log: JobLog | None = None,
 ) -> Sequence[Job | UnreadableRow]:
     """Return the live jobs, all or those in one state."""
+    if account is not None:
+        check_name("account", account)
     wanted = None if state is None else _state(state)
     key = None if table is None else TableKey.parse(table, account or DEFAULT_ACCOUNT)
     with _opened(log) as opened:
@@ -211,18 +223,35 @@ def repair_job(
 
 def _check_against_table(spec: JobSpec, table: Table) -> None:
     from iscp_dagster.consumers.registry import get_consumer_class
-    from iscp_dagster.orchestration.triggers import known_triggers
     from iscp_dagster.sources.facts import read_facts
+
+    _check_trigger(spec)
+    consumer = get_consumer_class(spec.type)
+    facts = read_facts(table.uri)
+    _check_columns("columns", spec.columns, facts, str(table.key))
+    consumer.check_spec(spec, facts)
+
+
+def _check_trigger(spec: JobSpec) -> None:
+    from iscp_dagster.orchestration.triggers import known_triggers
 
     triggers = known_triggers()
     if spec.trigger.kind not in triggers:
         raise UsageError(
             f"trigger: {spec.trigger.kind!r} is unknown", cure=f"known: {', '.join(triggers)}"
         )
-    consumer = get_consumer_class(spec.type)
-    facts = read_facts(table.uri)
-    _check_columns("columns", spec.columns, facts, str(table.key))
-    consumer.check_spec(spec, facts)
+
+
+def _enable_or_forget(log: JobLog, key: TableKey, uri: str, added: bool) -> None:
+    """Turn the change feed on; where that fails, a table just recorded is no source."""
+    from iscp_dagster.sources.registering import enable_change_feed
+
+    try:
+        enable_change_feed(uri)
+    except IscpError:
+        if added:
+            log.tables.drop(key, _now())
+        raise
 
 
 def _check_columns(field: str, names: Sequence[str], facts: TableFacts, where: str) -> None:

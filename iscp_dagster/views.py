@@ -9,9 +9,30 @@ from typing import Any
 from iscp_dagster.joblog import JobLog
 from iscp_dagster.joblog.iterations import IterationRecord
 from iscp_dagster.joblog.rows import UnreadableRow
-from iscp_dagster.rules.model import DEFAULT_ACCOUNT, Job, TableKey
+from iscp_dagster.rules.model import DEFAULT_ACCOUNT, Job, TableKey, check_name
 from iscp_dagster.settings import Settings
 from iscp_dagster.stores.paths import index_uri
+
+JOB_FIELDS = (
+    "account",
+    "db",
+    "table",
+    "job",
+    "job_id",
+    "type",
+    "trigger",
+    "state",
+    "watermark",
+    "version",
+    "lag_seconds",
+    "attempt",
+    "next_attempt_at",
+    "error_code",
+    "error_msg",
+    "uri",
+    "progress",
+)
+"""What a row of `iscp jobs --json` has, in this order; unknown values are null."""
 
 
 def job_views(
@@ -43,6 +64,7 @@ def job_status_view(table: str, job: str, *, account: str) -> dict[str, Any]:
     return {
         **_job_view(found, settings, lags),
         "stage": str(found.stage),
+        "paused_at": found.paused_at,
         "spec": found.spec.model_dump(mode="json"),
         "from_ts": _text(status.from_ts),
         "to_ts": _text(status.to_ts),
@@ -54,12 +76,15 @@ def job_status_view(table: str, job: str, *, account: str) -> dict[str, Any]:
 
 
 def iteration_views(
-    *, table: str | None = None, limit: int = 20, account: str = DEFAULT_ACCOUNT
+    *, table: str | None = None, limit: int = 20, account: str | None = None
 ) -> list[dict[str, Any]]:
     """Describe the newest iterations first."""
-    key = None if table is None else TableKey.parse(table, account)
+    if account is not None:
+        check_name("account", account)
+    key = None if table is None else TableKey.parse(table, account or DEFAULT_ACCOUNT)
     with JobLog.open(Settings.from_env()) as log:
-        return [_iteration_view(record) for record in log.iterations.list(table=key, limit=limit)]
+        records = log.iterations.list(account=account, table=key, limit=limit)
+    return [_iteration_view(record) for record in records]
 
 
 def _job_view(
@@ -68,14 +93,14 @@ def _job_view(
     key = job.key
     names = {"account": key.account, "db": key.db, "table": key.table, "job": key.name}
     if isinstance(job, UnreadableRow):
-        return {**names, "job_id": job.job_id, "state": "unreadable", "error_msg": job.reason}
+        row = {**names, "job_id": job.job_id, "state": "unreadable", "error_msg": job.reason}
+        return {field: row.get(field) for field in JOB_FIELDS}
     return {
         **names,
         "job_id": job.job_id,
         "type": job.spec.type,
         "trigger": job.spec.trigger.kind,
         "state": str(job.state),
-        "paused": job.paused_at is not None,
         "watermark": str(job.watermark),
         "version": None if job.watermark.is_zero else job.watermark.version,
         "lag_seconds": lags.get(job.job_id),
@@ -84,8 +109,15 @@ def _job_view(
         "error_code": job.status.error_code,
         "error_msg": job.status.error_msg,
         "uri": index_uri(settings.warehouse, key, job.live_job_id),
-        "progress": job.status.progress or None,
+        "progress": _progress(job),
     }
+
+
+def _progress(job: Job) -> str | None:
+    """Say how far a first sync is, or why nothing moves."""
+    if job.paused_at is not None:
+        return f"paused since {job.paused_at:%Y-%m-%dT%H:%M:%SZ}"
+    return job.status.progress or None
 
 
 def _iteration_view(record: IterationRecord) -> dict[str, Any]:

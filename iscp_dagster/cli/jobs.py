@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def register(
     if columns is not None:
         spec["columns"] = [name.strip() for name in columns.split(",")]
     if options:
-        spec["options"] = {**spec.get("options", {}), **dict(map(_key_value, options))}
+        spec["options"] = {**_mapping(spec, "options"), **dict(map(_key_value, options))}
     if not spec.get("type"):
         raise UsageError("type: missing", cure="write --type mirror (or put it into --spec)")
     registered = api.register_job(table, job, _with_fields(spec, fields), account=account)
@@ -179,7 +179,7 @@ def jobs(state: str | None, account: str | None, table: str | None, as_json: boo
         print_json(rows)
         return
     columns = ["account", "db", "table", "job", "type", "trigger", "state", "version"]
-    columns += ["lag_seconds", "attempt", "error_code", "error_msg"]
+    columns += ["lag_seconds", "attempt", "progress", "error_code", "error_msg"]
     print_rows(rows, columns, empty="no jobs: `iscp register DB.TABLE JOB --type …`")
 
 
@@ -196,16 +196,16 @@ def status(table: str, job: str, account: str, as_json: bool) -> None:
     if as_json:
         print_json(view)
         return
-    rows = [{"field": name, "value": value} for name, value in view.items() if value is not None]
+    rows = [{"field": name, "value": value} for name, value in _flat(view)]
     print_rows(rows, ["field", "value"], empty="")
 
 
 @click.command()
 @click.option("--table", metavar="DB.TABLE", help="Only this table's iterations.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
-@account_option
+@click.option("--account", help="Only this account's iterations.")
 @json_option
-def iterations(table: str | None, limit: int, account: str, as_json: bool) -> None:
+def iterations(table: str | None, limit: int, account: str | None, as_json: bool) -> None:
     """List the latest iterations and what their consumers did."""
     from iscp_dagster.views import iteration_views
 
@@ -213,9 +213,18 @@ def iterations(table: str | None, limit: int, account: str, as_json: bool) -> No
     if as_json:
         print_json(rows)
         return
-    columns = ["id", "table", "jobs", "window", "kind", "attempt", "rows_scanned"]
+    columns = ["id", "account", "table", "jobs", "window", "kind", "attempt", "rows_scanned"]
     columns += ["rows_upserted", "rows_deleted", "rows_skipped", "seconds", "errors"]
     print_rows(rows, columns, empty="no iterations yet: `iscp sync`")
+
+
+def _flat(view: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield what a view says as lines; what is empty says nothing."""
+    for name, value in view.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value not in (None, "", []):
+            yield f"{prefix}{name}", value
 
 
 def _read_spec(path: Path | None) -> dict[str, Any]:
@@ -247,8 +256,13 @@ def _with_fields(spec: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]
     }
     merged = {**spec, **given}
     if trigger:
-        from_file = spec.get("trigger", {})
-        if not isinstance(from_file, dict):
-            raise UsageError("trigger: not a JSON object")
-        merged["trigger"] = {**from_file, **trigger}
+        merged["trigger"] = {**_mapping(spec, "trigger"), **trigger}
     return merged
+
+
+def _mapping(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a part of a spec from a file that options are laid over."""
+    value = spec.get(name) or {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{name}: not a JSON object")
+    return value

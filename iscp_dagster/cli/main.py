@@ -14,6 +14,9 @@ from iscp_dagster import __version__
 from iscp_dagster.cli import demo, housekeeping, jobs, sync, tables
 from iscp_dagster.errors import IscpError, UsageError
 
+# `iscp` or `iscp table` alone: newer versions of click raise the help.
+_HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="iscp")
@@ -48,6 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         result = cli.main(args=arguments, prog_name="iscp", standalone_mode=False)
     except click.ClickException as error:
+        if isinstance(error, _HELP):
+            error.show()
+            sys.exit(error.exit_code)
         _fail(_in_one_line(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from iscp_dagster.consumers.base import Consumer, IndexPlace
 from iscp_dagster.consumers.registry import get_consumer_class
 from iscp_dagster.errors import (
-    ClaimLost,
     IndexBehindWindow,
     IscpError,
     JobBusy,
@@ -28,6 +27,7 @@ from iscp_dagster.rules.model import (
     Job,
     JobKey,
     JobState,
+    Stage,
     Table,
     Window,
 )
@@ -108,14 +108,23 @@ def _claim(job: Job, table: Table, request: IterationRequest, tools: Tools) -> C
         and tools.is_alive(holder)
     ):
         raise JobBusy(f"{job.key} is held by run {holder}")
+    if job.status.start_at is not None and job.status.end_at is None and holder != request.run_id:
+        # The last run never told its end: over Connect its work may outlive it for a while.
+        tools.silence(holder)
     uri = index_uri(tools.settings.warehouse, job.key, job.job_id)
     consumer = get_consumer_class(job.spec.type)(IndexPlace(job.key, job.job_id, uri))
     stands_at = consumer.watermark()
     done = not stands_at.is_zero and request.window.end <= stands_at
+    if not done:
+        try:
+            _check_start(job.key, table, stands_at, request.window)
+        except IscpError:
+            _set_right(job, stands_at, tools)
+            raise
     claimed = tools.log.jobs.compare_and_set(
         job,
         state=JobState.RUNNING,
-        watermark=_repaired(job.watermark, stands_at),
+        watermark=_followed(job.watermark, stands_at),
         status=replace(
             job.status,
             from_ts=request.window.start,
@@ -125,38 +134,35 @@ def _claim(job: Job, table: Table, request: IterationRequest, tools: Tools) -> C
             run_id=request.run_id,
         ),
     )
-    if not done:
-        try:
-            _check_start(claimed, table, stands_at, request.window)
-        except IscpError as error:
-            _give_back(job, claimed, request, error, tools)
-            raise
     return Claimed(claimed, consumer, stands_at, done)
 
 
-def _repaired(logged: TS, stands_at: TS) -> TS:
-    """The log follows a store that is ahead of it: a run died between the two commits."""
-    return stands_at if logged < stands_at else logged
+def _followed(logged: TS, stands_at: TS) -> TS:
+    """Where the log has to say the index is: where its store says, with the time it is known by."""
+    return logged if logged.version == stands_at.version else stands_at
 
 
-def _check_start(job: Job, table: Table, stands_at: TS, window: Window) -> None:
+def _set_right(job: Job, stands_at: TS, tools: Tools) -> None:
+    """Let the log follow a store that stands elsewhere: the next plan starts from there.
+
+    A store that lost everything stands at 0, and the index is built anew.
+    """
+    if job.watermark.version == stands_at.version:
+        return
+    stage = Stage.INIT if stands_at.is_zero else job.stage
+    # Lost to somebody who moved the job meanwhile: then it is theirs.
+    tools.log.jobs.compare_and_set_many([(job, {"watermark": stands_at, "stage": stage})])
+
+
+def _check_start(job: JobKey, table: Table, stands_at: TS, window: Window) -> None:
     """Refuse a window that does not start where the index stands, as far as data goes."""
     start = window.start
-    stands = f"the index {job.key} stands at {_place(stands_at)}"
     if start.version == stands_at.version or _same_data(table, start, stands_at):
         return
+    where = f"window starts at {_place(start)}, the index {job} stands at {_place(stands_at)}"
     if stands_at < start:
-        if stands_at < job.watermark:
-            # The log says the index got there; the store has lost it.
-            raise IndexBehindWindow(f"{stands}, the log has it at {_place(job.watermark)}")
-        raise WindowRefused(
-            f"window starts at {_place(start)}, {stands}",
-            cure="run `iscp sync`, or materialize the windows in between first",
-        )
-    raise WindowRefused(
-        f"window starts at {_place(start)}, {stands} already",
-        cure="the next window starts there",
-    )
+        raise IndexBehindWindow(where)
+    raise WindowRefused(f"{where} already", cure="the next window starts there")
 
 
 def _same_data(table: Table, one: TS, other: TS) -> bool:
@@ -166,25 +172,6 @@ def _same_data(table: Table, one: TS, other: TS) -> bool:
         return False
     commits = open_log(table.uri, {}).read(first + 1, last - first, None)
     return len(commits) == last - first and not any(read.commit.data_change for read in commits)
-
-
-def _give_back(
-    before: Job, claimed: Job, request: IterationRequest, error: IscpError, tools: Tools
-) -> None:
-    """Undo a claim that turned out not to fit; an index that lost its data stops for good."""
-    broken = isinstance(error, IndexBehindWindow) and request.planned
-    status = before.status
-    if broken:
-        status = replace(status, error_code=error.code, error_msg=str(error))
-    try:
-        tools.log.jobs.compare_and_set(
-            claimed,
-            state=JobState.ERROR if broken else JobState.COMPLETED,
-            status=status,
-        )
-    except ClaimLost:
-        # Somebody else moved the job meanwhile: it is theirs.
-        return
 
 
 def _kind(window: Window, held: Sequence[Claimed]) -> IterationKind:

@@ -24,8 +24,6 @@ class IterationRequest:
     window: Window
     job_names: tuple[str, ...]
     run_id: str
-    planned: bool = False
-    """Whether the runner asked for it; a window typed by hand is refused more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +36,8 @@ class Tools:
     """Starts the session when it is first called: an iteration with nothing to do starts none."""
     is_alive: Callable[[str], bool]
     """Whether Dagster still counts a run as queued or running."""
+    silence: Callable[[str], None]
+    """Stops what a dead run may have left running in Spark."""
     now: Callable[[], datetime]
 
 

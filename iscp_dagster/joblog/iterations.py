@@ -161,9 +161,13 @@ class Iterations:
         with self._database.read() as connection:
             return _read(connection, _iterations().where(_rows.end_at.is_(None)))
 
-    def list(self, *, table: TableKey | None = None, limit: int = 50) -> list[IterationRecord]:
+    def list(
+        self, *, account: str | None = None, table: TableKey | None = None, limit: int = 50
+    ) -> list[IterationRecord]:
         """Return the newest iterations first, with their consumers."""
         query = _iterations().order_by(_rows.id.desc()).limit(limit)
+        if account is not None:
+            query = query.where(_rows.account_id == account)
         if table is not None:
             query = query.where(
                 iscp_tables.c.account_id == table.account,

@@ -17,10 +17,10 @@ from iscp_dagster.iteration.faults import reach
 from iscp_dagster.iteration.request import IterationReport, IterationRequest, JobReport, Tools
 from iscp_dagster.iteration.run import IterationRun
 from iscp_dagster.orchestration.metadata import materialization
-from iscp_dagster.orchestration.names import TAG_ATTEMPT
 from iscp_dagster.orchestration.resources import IscpResource, SparkResource
 from iscp_dagster.rules.model import TableKey, Window
 from iscp_dagster.rules.outcome import classify
+from iscp_dagster.spark.session import interrupt_session_of
 
 STOP_SECONDS = 15.0
 """How long a canceled worker may take to give its jobs back."""
@@ -36,8 +36,9 @@ def iterate(
     tools = Tools(
         log=iscp.log,
         settings=iscp.settings,
-        spark=lambda: spark.spark_session,
+        spark=lambda: spark.session_for(context.run_id),
         is_alive=lambda run_id: is_alive(context.instance, run_id),
+        silence=lambda run_id: interrupt_session_of(iscp.settings, run_id),
         now=lambda: datetime.now(UTC),
     )
     try:
@@ -79,7 +80,6 @@ def _request(context: AssetExecutionContext, table: TableKey) -> IterationReques
         window=window,
         job_names=tuple(sorted(key.path[-1] for key in context.selected_asset_keys)),
         run_id=context.run_id,
-        planned=TAG_ATTEMPT in context.run.tags,
     )
 
 

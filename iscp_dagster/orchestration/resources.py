@@ -12,6 +12,8 @@ from iscp_dagster.joblog import JobLog
 from iscp_dagster.settings import Settings
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from iscp_dagster.sources.facts import TableFacts
 
 
@@ -58,8 +60,24 @@ class SparkResource(LazyPySparkResource):
     The session starts when it is first asked for, so a run that has nothing to do starts none.
     """
 
+    _run_id: str | None = PrivateAttr(default=None)
+
+    def session_for(self, run_id: str) -> SparkSession:
+        """Return the session of a run: over Connect one that other processes can find by it."""
+        self._run_id = run_id
+        return self.spark_session
+
     def _init_session(self) -> None:
-        from iscp_dagster.spark.session import get_spark
+        from iscp_dagster.spark.session import get_spark, session_id_of
 
         if self._spark_session is None:
-            self._spark_session = get_spark(Settings.from_env())
+            session_id = None if self._run_id is None else session_id_of(self._run_id)
+            self._spark_session = get_spark(Settings.from_env(), session_id=session_id)
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        """End a session over Connect; a local one serves the next run of this process."""
+        from iscp_dagster.spark.cancel import is_connect
+
+        if self._spark_session is not None and is_connect(self._spark_session):
+            self._spark_session.stop()
+            self._spark_session = None

@@ -101,14 +101,14 @@ class Runner:
             touched.add(row.key.table_key)
             self._unreadable.pop(row.job_id, None)
             known = self._jobs.pop(row.job_id, None)
-            self._logged.pop(row.job_id, None)
+            logged = self._logged.pop(row.job_id, None)
             if not self._is_mine(row.key.table_key):
                 continue
             if isinstance(row, UnreadableRow):
                 self._unreadable[row.job_id] = row
             elif row.drop_at is None:
                 self._logged[row.job_id] = row
-                self._jobs[row.job_id] = _as_moved(row, known)
+                self._jobs[row.job_id] = _as_moved(row, known, logged)
         self._change_seq = changes.change_seq
         if touched:
             self._regroup(touched)
@@ -163,11 +163,14 @@ class Runner:
         return self._shards == 1 or shard_of(table, self._shards) == self._shard
 
 
-def _as_moved(row: Job, known: Job | None) -> Job:
-    """Keep what memory knows better: between the two watermarks nothing changed."""
-    if known is not None and row.watermark <= known.watermark and not row.is_new:
-        return replace(row, watermark=known.watermark)
-    return row
+def _as_moved(row: Job, known: Job | None, logged: Job | None) -> Job:
+    """Keep what memory knows better: between the two watermarks nothing changed.
+
+    A watermark that the log has set back is another matter: the store lost what was after it.
+    """
+    if known is None or logged is None or row.watermark < logged.watermark:
+        return row
+    return replace(row, watermark=known.watermark) if row.watermark <= known.watermark else row
 
 
 def _wanted_versions(group: Sequence[Job]) -> list[int]:

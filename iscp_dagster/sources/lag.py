@@ -62,9 +62,12 @@ def _oldest_change(log: DeltaLog, after: int) -> datetime | None:
     try:
         start = after + 1
         if not log.has(start):
-            later = log.versions(start) if not log.has(after) else []
-            if not later:
+            if log.has(after):
                 return None
+            later = log.versions(start)
+            if not later:
+                # Not even the commit the index stands at: the table is gone.
+                return _UNKNOWN
             start = later[0]
         while commits := log.read(start, _READ_AT_ONCE, None):
             for one in commits:

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ ANSWER_SECONDS = 5.0
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _starting = threading.Lock()
+_SESSIONS = uuid.UUID("6ba55f2e-8f9e-4d0c-9a51-0c1a6f0f8a11")
 
 
 def get_spark(
@@ -51,6 +53,29 @@ def get_spark(
             return _remote(settings.spark_remote, session_conf(settings), app_name, session_id)
         with launch_environment(settings):
             return _local(spark_conf(settings), app_name)
+
+
+def session_id_of(run_id: str) -> str:
+    """Return the id of the Connect session that a run works in."""
+    return str(uuid.uuid5(_SESSIONS, run_id))
+
+
+def interrupt_session_of(settings: Settings, run_id: str) -> None:
+    """Stop what a run left running on the Connect server; harmless where there is nothing.
+
+    A local session needs none of it: its JVM ends with the process that started it.
+    """
+    if not settings.spark_remote:
+        return
+    from pyspark.errors import PySparkException
+
+    try:
+        session = get_spark(settings, session_id=session_id_of(run_id))
+        session.interruptAll()
+        session.stop()
+    except PySparkException:
+        # The session was closed in good order: nothing runs in it.
+        return
 
 
 def session_conf(settings: Settings) -> dict[str, str]:
