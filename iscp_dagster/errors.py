@@ -163,6 +163,19 @@ class IndexContended(TemporaryError):
     cure = "nothing is lost: the next attempt starts from where the index stands"
 
 
+class TableContended(TemporaryError):
+    """Other writers committed to the table each time a load tried to."""
+
+    code = 34
+    cure = "nothing was loaded; try again when the table is quieter"
+
+
+class LoadFailed(TemporaryError):
+    """Spark gave up a load for a reason of its own; nothing was written."""
+
+    code = 35
+
+
 class IndexBehindWindow(PermanentError):
     """The window starts at another point than the index stands at."""
 
@@ -209,6 +222,39 @@ class JobInError(PermanentError):
 
     code = 10_041
     cure = "mend the cause, then `iscp repair`"
+
+
+class ServiceDied(TemporaryError):
+    """One of the services that `iscp dev` runs ended by itself."""
+
+    code = 50
+
+
+class IndexMissing(UsageError):
+    """There is no index at the place, or not that version of it."""
+
+    code = 10_050
+    cure = "`iscp jobs` shows which indexes there are"
+
+
+class IndexBuilding(TemporaryError):
+    """The index has never been synced: it can't answer yet."""
+
+    code = 51
+    cure = "wait until its first sync is done; `iscp jobs` shows how far it is"
+
+
+class RowsRefused(PermanentError):
+    """Rows of a window don't fit the index, and its spec says to stop at such rows."""
+
+    code = 10_051
+    cure = "mend the rows and `iscp repair` the job, or register it with on_bad_row=skip"
+
+
+class EmbedderMissing(UsageError):
+    """No embedder of that name is installed."""
+
+    code = 10_052
 
 
 class IterationCanceled(BaseException):

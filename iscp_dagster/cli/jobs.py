@@ -202,7 +202,13 @@ def status(table: str, job: str, account: str, as_json: bool) -> None:
 
 @click.command()
 @click.option("--table", metavar="DB.TABLE", help="Only this table's iterations.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=20,
+    show_default=True,
+    help="At most so many, the newest ones.",
+)
 @click.option("--account", help="Only this account's iterations.")
 @json_option
 def iterations(table: str | None, limit: int, account: str | None, as_json: bool) -> None:

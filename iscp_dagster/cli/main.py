@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from iscp_dagster import __version__
-from iscp_dagster.cli import demo, housekeeping, jobs, sync, tables
+from iscp_dagster.cli import demo, dev, housekeeping, jobs, sync, tables
 from iscp_dagster.errors import IscpError, UsageError
 
 # `iscp` or `iscp table` alone: newer versions of click raise the help.
@@ -42,6 +42,7 @@ for command in (
     sync.sync,
     housekeeping.gc,
     demo.demo,
+    dev.dev,
 ):
     cli.add_command(command)
 

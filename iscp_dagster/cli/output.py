@@ -17,7 +17,12 @@ account_option = click.option(
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON; times as ISO 8601."""
+    """Print a value as JSON, a list with one element a line; times as ISO 8601."""
+    if isinstance(value, list) and value:
+        # Without indent the encoder is written in C: ten thousand rows take no time.
+        rows = ",\n ".join(json.dumps(row, default=_plain, ensure_ascii=False) for row in value)
+        click.echo(f"[{rows}]")
+        return
     click.echo(json.dumps(value, indent=2, default=_plain, ensure_ascii=False))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import click
@@ -34,6 +35,8 @@ def sync(
     from iscp_dagster.rules.model import TableKey
     from iscp_dagster.settings import Settings
 
+    # A service manager's stop is a stop like any other: jobs are given back.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings.from_env()
     keys = [TableKey.parse(name, account) for name in tables]
     with open_instance(settings) as instance, _Progress(as_json) as on_iteration:

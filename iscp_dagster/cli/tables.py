@@ -43,7 +43,10 @@ def add(name: str, uri: str, pk: str, enable_cdf: bool, account: str) -> None:
     show_default=True,
     help="What to do with a key that the batch has twice or the table has already.",
 )
-@click.option("--load-id", help="Name of this load: repeating it changes nothing.")
+@click.option(
+    "--load-id",
+    help="Name of this load: repeating it changes nothing. Without one, each call loads anew.",
+)
 @account_option
 @json_option
 def load(
@@ -55,7 +58,12 @@ def load(
     account: str,
     as_json: bool,
 ) -> None:
-    """Load Parquet, CSV or JSON files into a table, in one commit."""
+    """Load Parquet, CSV or JSON files into a table, in one commit or not at all.
+
+    Of rows with one key, skip keeps the first and what the table has, replace takes the last, in
+    the order of the files. CSV files have a header; an empty field is NULL, a quoted one an empty
+    text. JSON files have one object a line. A column that the files lack gets its default or NULL.
+    """
     from iscp_dagster.sources.load import load_files
 
     report = load_files(

@@ -103,17 +103,18 @@ class Aggregate(DeltaConsumer):
             return MergeCounts(0, 0), skipped
         state = self._state(standing)
         moved = grouping.moved(relevant, state).persist()
-        source = None
+        again = grouping.again(moved, changes.table_at_end, state.schema)
+        source = grouping.settled(moved)
         try:
-            source = grouping.settled(moved, changes.table_at_end, state.schema).persist()
-            source.count()
+            if again is not None:
+                source = source.unionByName(again.persist())
             counts = self.index.merge(
                 self.session, source, grouping.group_by, window, standing.rows
             )
         finally:
             moved.unpersist()
-            if source is not None:
-                source.unpersist()
+            if again is not None:
+                again.unpersist()
         return counts, skipped
 
     def _state(self, standing: Standing) -> DataFrame:

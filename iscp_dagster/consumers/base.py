@@ -138,6 +138,9 @@ class Consumer(ABC):
         """The Spark session this consumer commits with, for whoever has to interrupt it."""
         return self._spark
 
+    def close(self) -> None:  # noqa: B027 - most have nothing to give back
+        """Give back what the consumer holds, its session above all; also ends what still runs."""
+
 
 def find_column(facts: SourceFacts, name: str) -> ColumnFacts | None:
     """Return the column of that name, without regard to case as in Spark."""

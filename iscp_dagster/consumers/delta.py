@@ -121,11 +121,7 @@ class DeltaConsumer(Consumer):
             self.index.replace(self.rows_of_snapshot(seen), window)
             counts, skipped = None, 0
         else:
-            if standing.watermark != window.start:
-                raise IndexBehindWindow(
-                    f"{self.place.key} stands at {standing.watermark}, "
-                    f"the window starts at {window.start}"
-                )
+            self._check_start(standing.watermark, changes.window, window)
             counts, skipped = self.apply_tail(seen, window, standing)
         return self._result(standing, self._committed(window), counts, skipped, started)
 
@@ -137,6 +133,14 @@ class DeltaConsumer(Consumer):
     def drop(self) -> None:
         """Remove the index with its files."""
         self.index.drop()
+
+    def close(self) -> None:
+        """Give the consumer's own session back; another is made if it is asked for again."""
+        own, self._own = self._own, None
+        if own is not None:
+            from iscp_dagster.spark.sql import release_session
+
+            release_session(own)
 
     @abstractmethod
     def rows_of_snapshot(self, changes: Changes) -> DataFrame:
@@ -156,6 +160,13 @@ class DeltaConsumer(Consumer):
     @abstractmethod
     def stats_columns(cls, build: Mapping[str, Any]) -> Sequence[str]:
         """The key and the columns the index is sorted by."""
+
+    def _check_start(self, stands_at: TS, read: Window, window: Window) -> None:
+        """Refuse a tail that does not go on where the index stands; an empty one needs it all."""
+        if stands_at.is_zero or stands_at != window.start or stands_at < read.start:
+            raise IndexBehindWindow(
+                f"{self.place.key} stands at {stands_at}, the window starts at {read.start}"
+            )
 
     def _create(self, build: Build, table: Table) -> None:
         source = self.session.read.format("delta").load(table.uri)

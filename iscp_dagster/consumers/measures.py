@@ -18,7 +18,7 @@ from iscp_dagster.stores.delta_index import GONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 ROWS = "_iscp_rows"
 
@@ -151,28 +151,31 @@ class Grouping:
         joined = change.join(old, reduce(and_, match), "left")
         return self._new_state(joined, groups, state.schema)
 
-    def settled(
-        self, moved: DataFrame, table_at_end: Callable[[], DataFrame], schema: StructType
-    ) -> DataFrame:
-        """Return the rows to merge: new states as they are, stale groups computed again."""
+    def settled(self, moved: DataFrame) -> DataFrame:
+        """Return the new states that the changes alone tell, as rows to merge."""
         from pyspark.sql import functions as fn
 
-        fresh = moved.where(~fn.col("stale"))
-        rows = fresh.select(*(column(n) for n in self.index_columns), GONE)
+        names = [column(name) for name in self.index_columns]
+        return moved.where(~fn.col("stale")).select(*names, GONE)
+
+    def again(
+        self, moved: DataFrame, table_at_end: Callable[[], DataFrame], schema: StructType
+    ) -> DataFrame | None:
+        """Compute the stale groups again, as rows to merge; None when there are none."""
+        from pyspark.sql import functions as fn
+
         stale = moved.where(fn.col("stale")).select(
             *(column(name).alias(f"g{i}") for i, name in enumerate(self.group_by))
         )
         if stale.isEmpty():
-            return rows
-        table = table_at_end()
+            return None
         match = [column(name).eqNullSafe(fn.col(f"g{i}")) for i, name in enumerate(self.group_by)]
-        wanted = table.join(fn.broadcast(stale), reduce(and_, match), "left_semi")
-        again = self.compute(wanted)
-        typed = again.select(
+        rows = table_at_end().join(fn.broadcast(stale), reduce(and_, match), "left_semi")
+        groups = self.compute(rows)
+        return groups.select(
             *(column(f.name).cast(f.dataType).alias(f.name) for f in schema.fields),
             fn.lit(False).alias(GONE),
         )
-        return rows.unionByName(typed)
 
     def _part(self, net: DataFrame, image: str, sign: int) -> DataFrame:
         """The groups and measured values of one side of the changed rows."""
@@ -199,7 +202,7 @@ class Grouping:
             count = held + fn.col(f"n_in{i}") - fn.col(f"n_out{i}")
             values[_count_of(name)] = count
             if name in self.summed:
-                total = _total(old.getField(_sum_of(name)), i)
+                total = _total(old.getField(_sum_of(name)), i, schema[_sum_of(name)].dataType)
                 values[_sum_of(name)] = fn.when(count > 0, total)
                 if self.types[name] in ("float", "double"):
                     stale.append((count > 0) & (fn.col(f"n_out{i}") > 0))
@@ -256,10 +259,10 @@ class Grouping:
         return there & fn.coalesce(fn.expr(render_spark(self.where, image)), fn.lit(False))
 
 
-def _total(held: Column, i: int) -> Column:
+def _total(held: Column, i: int, type_: DataType) -> Column:
     from pyspark.sql import functions as fn
 
-    zero = fn.lit(0)
+    zero = fn.lit(0).cast(type_)
     parts = (held, fn.col(f"sum_in{i}"), fn.col(f"sum_out{i}"))
     was, came, went = (fn.coalesce(part, zero) for part in parts)
     return was + came - went
@@ -271,7 +274,8 @@ def _average(total: Column, count: Column, type_: str) -> Column:
 
     divisor = fn.when(count > 0, count)
     if type_.startswith("decimal"):
-        return total / divisor.cast("decimal(20,0)")
+        # The fewer digits the divisor may have, the more are left for the quotient.
+        return total / divisor.cast("decimal(12,0)")
     return total.cast("double") / divisor.cast("double")
 
 

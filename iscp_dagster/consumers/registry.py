@@ -17,8 +17,10 @@ GROUP = "iscp_dagster.consumers"
 
 _BUILT_IN = {
     "aggregate": ("iscp_dagster.consumers.aggregate", "Aggregate"),
+    "fulltext": ("iscp_dagster.consumers.fulltext", "Fulltext"),
     "lookup": ("iscp_dagster.consumers.lookup", "Lookup"),
     "mirror": ("iscp_dagster.consumers.mirror", "Mirror"),
+    "vector": ("iscp_dagster.consumers.vector", "Vector"),
 }
 
 

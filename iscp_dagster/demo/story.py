@@ -6,13 +6,14 @@ which makes the demo repeatable, reaches for its own files.
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iscp_dagster import api
 from iscp_dagster.demo.corpus import Doc, standard_library
@@ -23,6 +24,9 @@ from iscp_dagster.rules.iteration import Iteration
 from iscp_dagster.rules.model import TableKey
 from iscp_dagster.settings import Settings
 from iscp_dagster.views import job_views
+
+if TYPE_CHECKING:
+    from deltalake.table import TableMerger
 
 TABLE = "demo.stdlib"
 JOBS: dict[str, dict[str, Any]] = {
@@ -72,15 +76,10 @@ class DemoReport:
 
 def run_demo(settings: Settings, say: Say, step: Callable[[str], Any]) -> DemoReport:
     """Tell the whole story; `say` prints a line, `step` shows that something takes a while."""
-    uri = settings.home / "demo" / "stdlib"
-    _start_over(uri)
-    docs = standard_library()
+    uri = demo_table_uri(settings)
     with step("writing the table"):
-        _write(uri, docs)
+        docs = make_demo(settings)
     say(f"{len(docs)} rows of this Python's own documentation, a Delta table at {uri}")
-    api.add_table(TABLE, uri=str(uri), pk=["name"])
-    for name, spec in JOBS.items():
-        api.register_job(TABLE, name, spec)
     say(f"{len(JOBS)} indexes registered: {', '.join(JOBS)}")
     with step("first sync: each new index is built from a snapshot"):
         _, first_seconds = _sync(settings, say)
@@ -99,6 +98,32 @@ def run_demo(settings: Settings, say: Say, step: Callable[[str], Any]) -> DemoRe
         checks=checks,
         jobs=job_views(table=TABLE),
     )
+
+
+def demo_table_uri(settings: Settings) -> Path:
+    """Return where the demo's table is."""
+    return settings.home / "demo" / "stdlib"
+
+
+def make_demo(settings: Settings) -> list[Doc]:
+    """Make the demo's table anew and register its indexes; returns the table's rows."""
+    uri = demo_table_uri(settings)
+    _start_over(uri)
+    docs = standard_library()
+    _write(uri, docs)
+    api.add_table(TABLE, uri=str(uri), pk=["name"])
+    for name, spec in JOBS.items():
+        api.register_job(TABLE, name, spec)
+    return docs
+
+
+def change_some(uri: Path, chance: random.Random, rows: int) -> None:
+    """Edit some rows, in one commit."""
+    edited = [
+        replace(doc, doc=f"{doc.doc}\n\nRead again ({chance.randrange(1000)}).")
+        for doc in chance.sample(standard_library(), rows)
+    ]
+    _merge(uri, edited).when_matched_update_all().when_not_matched_insert_all().execute()
 
 
 def _start_over(uri: Path) -> None:
@@ -131,34 +156,26 @@ def _table(docs: Sequence[Doc]):
 
 def _change(uri: Path, docs: Sequence[Doc]) -> int:
     """Edit every tenth row, delete every fiftieth, add a module that is not there yet."""
-    from deltalake import DeltaTable, write_deltalake
+    from deltalake import write_deltalake
 
-    edited = [
-        Doc(doc.name, doc.module, doc.kind, doc.signature, f"{doc.doc}\n\nRead again.")
-        for doc in docs[::10]
-    ]
-    table = DeltaTable(str(uri))
-    (
-        table.merge(
-            _table(edited), predicate="old.name = new.name", source_alias="new", target_alias="old"
-        )
-        .when_matched_update_all()
-        .execute()
-    )
-    deleted = _table(docs[5::50])
-    (
-        table.merge(
-            deleted, predicate="old.name = new.name", source_alias="new", target_alias="old"
-        )
-        .when_matched_delete()
-        .execute()
-    )
+    edited = [replace(doc, doc=f"{doc.doc}\n\nRead again.") for doc in docs[::10]]
+    _merge(uri, edited).when_matched_update_all().execute()
+    deleted = docs[5::50]
+    _merge(uri, deleted).when_matched_delete().execute()
     added = [
         Doc(f"asyncindex.step_{number}", "asyncindex", "function", "()", f"Step {number}.")
         for number in range(50)
     ]
     write_deltalake(str(uri), _table(added), mode="append")
-    return len(edited) + deleted.num_rows + len(added)
+    return len(edited) + len(deleted) + len(added)
+
+
+def _merge(uri: Path, docs: Sequence[Doc]) -> TableMerger:
+    from deltalake import DeltaTable
+
+    return DeltaTable(str(uri)).merge(
+        _table(docs), predicate="old.name = new.name", source_alias="new", target_alias="old"
+    )
 
 
 def _sync(settings: Settings, say: Say) -> tuple[SyncReport, float]:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from iscp_dagster.consumers.base import Consumer, IndexPlace
 from iscp_dagster.consumers.registry import get_consumer_class
 from iscp_dagster.errors import (
+    ClaimLost,
     IndexBehindWindow,
     IscpError,
     JobBusy,
     JobInError,
+    TemporaryError,
     UnknownJob,
     WindowRefused,
 )
@@ -31,8 +33,11 @@ from iscp_dagster.rules.model import (
     Table,
     Window,
 )
+from iscp_dagster.rules.outcome import classify, outcome_of
 from iscp_dagster.sources.delta_log import open_log
 from iscp_dagster.stores.paths import index_uri
+
+_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class Claim:
 
 
 def claim_jobs(request: IterationRequest, tools: Tools) -> Claim:
-    """Take the jobs that can go through the window; nothing is written for those refused.
+    """Take the jobs that can go through the window; the others are refused, each for its reason.
 
     Raises:
         IscpError: None could be had; the first one's reason.
@@ -72,16 +77,11 @@ def claim_jobs(request: IterationRequest, tools: Tools) -> Claim:
     table = tools.log.tables.get(request.table)
     held: list[Claimed] = []
     refused: list[tuple[JobKey, IscpError]] = []
-    found = _building_or_live(tools.log.jobs.list(table=request.table))
     for name in request.job_names:
-        key = request.table.job(name)
         try:
-            job = found.get(name)
-            if job is None:
-                raise UnknownJob(f"job {key} is not in the log")
-            held.append(_claim(job, table, request, tools))
+            held.append(_claim_by_name(name, table, request, tools))
         except IscpError as error:
-            refused.append((key, error))
+            refused.append((request.table.job(name), error))
     if not held:
         raise refused[0][1]
     iteration_id = tools.log.iterations.start(
@@ -94,6 +94,21 @@ def claim_jobs(request: IterationRequest, tools: Tools) -> Claim:
         now=tools.now(),
     )
     return Claim(table, request.window, iteration_id, tuple(held), tuple(refused))
+
+
+def _claim_by_name(name: str, table: Table, request: IterationRequest, tools: Tools) -> Claimed:
+    """Claim a job as it is now; the runner may say pending, or flush, at the same moment."""
+    tries = _TRIES
+    while True:
+        job = _building_or_live(tools.log.jobs.list(table=request.table)).get(name)
+        if job is None:
+            raise UnknownJob(f"job {request.table.job(name)} is not in the log")
+        try:
+            return _claim(job, table, request, tools)
+        except ClaimLost:
+            tries -= 1
+            if not tries:
+                raise
 
 
 def _claim(job: Job, table: Table, request: IterationRequest, tools: Tools) -> Claimed:
@@ -111,9 +126,7 @@ def _claim(job: Job, table: Table, request: IterationRequest, tools: Tools) -> C
     if job.status.start_at is not None and job.status.end_at is None and holder != request.run_id:
         # The last run never told its end: over Connect its work may outlive it for a while.
         tools.silence(holder)
-    uri = index_uri(tools.settings.warehouse, job.key, job.job_id)
-    consumer = get_consumer_class(job.spec.type)(IndexPlace(job.key, job.job_id, uri))
-    stands_at = consumer.watermark()
+    consumer, stands_at = _open_index(job, request, tools)
     done = not stands_at.is_zero and request.window.end <= stands_at
     if not done:
         try:
@@ -137,6 +150,28 @@ def _claim(job: Job, table: Table, request: IterationRequest, tools: Tools) -> C
     return Claimed(claimed, consumer, stands_at, done)
 
 
+def _open_index(job: Job, request: IterationRequest, tools: Tools) -> tuple[Consumer, TS]:
+    """Return a job's index and where it stands; one that can't be read is that job's failure."""
+    try:
+        uri = index_uri(tools.settings.warehouse, job.key, job.job_id)
+        consumer = get_consumer_class(job.spec.type)(IndexPlace(job.key, job.job_id, uri))
+        return consumer, consumer.watermark()
+    except Exception as raised:
+        code, message = classify(raised)
+        outcome = outcome_of(job, request.window, raised, tools.now())
+        status = replace(job.status, error_code=code, error_msg=message, run_id=request.run_id)
+        changes = {
+            "state": outcome.state,
+            "attempt": outcome.attempt,
+            "next_attempt_at": outcome.next_attempt_at,
+            "status": replace(status, end_at=tools.now()),
+        }
+        tools.log.jobs.compare_and_set_many([(job, changes)])
+        if isinstance(raised, IscpError):
+            raise
+        raise TemporaryError(f"the index {job.key} can't be read: {message}") from raised
+
+
 def _followed(logged: TS, stands_at: TS) -> TS:
     """Where the log has to say the index is: where its store says, with the time it is known by."""
     return logged if logged.version == stands_at.version else stands_at
@@ -151,7 +186,8 @@ def _set_right(job: Job, stands_at: TS, tools: Tools) -> None:
         return
     stage = Stage.INIT if stands_at.is_zero else job.stage
     # Lost to somebody who moved the job meanwhile: then it is theirs.
-    tools.log.jobs.compare_and_set_many([(job, {"watermark": stands_at, "stage": stage})])
+    changes = {"watermark": stands_at, "stage": stage, "state": JobState.COMPLETED}
+    tools.log.jobs.compare_and_set_many([(job, changes)])
 
 
 def _check_start(job: JobKey, table: Table, stands_at: TS, window: Window) -> None:

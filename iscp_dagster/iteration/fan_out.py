@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 5.0
 """How long a stopped consumer may take to come back before it is abandoned."""
+_AGAIN_SECONDS = 0.5
+"""Spark misses an interrupt that comes between two of its jobs: a stopped one gets more of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class FanOut:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._spark: SparkSession | None = None
+        self._sessions: dict[int, SparkSession] = {}
         self._changed = threading.Condition()
         self._started: dict[int, float] = {}
         self._stopped: dict[int, tuple[BaseException, float]] = {}
@@ -70,13 +72,14 @@ class FanOut:
     ) -> list[MemberResult]:
         """Apply the changes through every member and wait until each is done, stopped or late."""
         with self._changed:
-            self._spark = spark
             for member in members:
+                # Over Connect a tag belongs to a session, and consumers commit with their own.
+                self._sessions[member.job.job_id] = member.consumer.session or spark
                 self._started[member.job.job_id] = time.monotonic()
         for member in members:
             threading.Thread(
                 target=self._apply,
-                args=(spark, member, changes),
+                args=(member, changes),
                 name=f"iscp-{member.job.key.name}",
                 daemon=True,
             ).start()
@@ -101,10 +104,10 @@ class FanOut:
             if job.job_id in self._done or job.job_id in self._stopped:
                 return
             self._stopped[job.job_id] = (error, time.monotonic())
-            spark = self._spark
+            session = self._sessions.get(job.job_id)
             self._changed.notify_all()
-        if spark is not None:
-            interrupt(spark, self.tag(job))
+        if session is not None:
+            interrupt(session, self.tag(job))
 
     def stop_all(self, jobs: Sequence[Job], error: BaseException) -> None:
         """End every member with `error`."""
@@ -115,11 +118,12 @@ class FanOut:
         """Return the Spark tag of a member's work."""
         return f"iscp-{self._run_id}-{job.job_id}"
 
-    def _apply(self, spark: SparkSession, member: Member, changes: Changes) -> None:
+    def _apply(self, member: Member, changes: Changes) -> None:
         started = time.monotonic()
         result, error = None, None
         try:
-            with tagged(spark, self.tag(member.job)):
+            with tagged(self._sessions[member.job.job_id], self.tag(member.job)):
+                self._raise_if_stopped(member.job)
                 reach("before_apply", member.job.key.name)
                 result = member.consumer.apply(changes, member.window)
                 reach("after_commit", member.job.key.name)
@@ -135,6 +139,12 @@ class FanOut:
             self._done[member.job.job_id] = MemberResult(member.job, result, error, seconds)
             self._changed.notify_all()
 
+    def _raise_if_stopped(self, job: Job) -> None:
+        """Leave work alone that was stopped before it began: nothing was there to interrupt."""
+        with self._changed:
+            if job.job_id in self._stopped:
+                raise InterruptedError("stopped")
+
     def _end_late(self, members: Sequence[Member]) -> None:
         """Stop who is past its timeout, and give up on who was stopped and does not come back."""
         now = time.monotonic()
@@ -143,15 +153,15 @@ class FanOut:
             if job.job_id in self._done:
                 continue
             stopped = self._stopped.get(job.job_id)
+            if stopped is None and now - self._started[job.job_id] >= _timeout(job):
+                error = ConsumerTimeout(
+                    f"{job.key} did not finish its window within {job.spec.timeout}"
+                )
+                stopped = self._stopped[job.job_id] = (error, now)
             if stopped is None:
-                if now - self._started[job.job_id] >= job.spec.timeout.total_seconds():
-                    error = ConsumerTimeout(
-                        f"{job.key} did not finish its window within {job.spec.timeout}"
-                    )
-                    self._stopped[job.job_id] = (error, now)
-                    if self._spark is not None:
-                        interrupt(self._spark, self.tag(job))
-            elif now - stopped[1] >= GRACE_SECONDS:
+                continue
+            interrupt(self._sessions[job.job_id], self.tag(job))
+            if now - stopped[1] >= GRACE_SECONDS:
                 seconds = now - self._started[job.job_id]
                 self._done[job.job_id] = MemberResult(job, None, stopped[0], seconds)
 
@@ -165,7 +175,11 @@ class FanOut:
                 continue
             stopped = self._stopped.get(job.job_id)
             if stopped is not None:
-                ends.append(stopped[1] + GRACE_SECONDS)
+                ends.append(min(now + _AGAIN_SECONDS, stopped[1] + GRACE_SECONDS))
             else:
-                ends.append(self._started[job.job_id] + job.spec.timeout.total_seconds())
+                ends.append(self._started[job.job_id] + _timeout(job))
         return max(0.01, min(ends) - now) if ends else 0.01
+
+
+def _timeout(job: Job) -> float:
+    return job.spec.timeout.total_seconds()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from iscp_dagster.errors import ClaimLost
@@ -11,8 +12,8 @@ from iscp_dagster.iteration.claim import Claim
 from iscp_dagster.iteration.fan_out import MemberResult
 from iscp_dagster.iteration.request import IterationReport, JobReport, Tools
 from iscp_dagster.joblog.iterations import ConsumerRecord
-from iscp_dagster.rules.model import Window
-from iscp_dagster.rules.outcome import classify, is_cancel, outcome_of
+from iscp_dagster.rules.model import Job, JobState, Window
+from iscp_dagster.rules.outcome import Outcome, canceled, classify, is_cancel, outcome_of
 from iscp_dagster.stores.paths import index_uri
 
 
@@ -24,6 +25,9 @@ def record(
     written = tools.log.jobs.compare_and_set_many(
         [(member.job, _columns(member, claim.window, now)) for member in results]
     )
+    interrupted = [member for member, job in zip(results, written, strict=True) if job is None]
+    if interrupted:
+        _give_back(claim, interrupted, tools)
     tools.log.iterations.finish(
         claim.iteration_id,
         now=now,
@@ -52,9 +56,35 @@ def record(
     return (*reports, *refused)
 
 
-def _columns(member: MemberResult, window: Window, now: Any) -> dict[str, Any]:
+def _give_back(claim: Claim, members: Sequence[MemberResult], tools: Tools) -> None:
+    """Free jobs that a user interrupted while this run held them: no failure.
+
+    The watermark stays, unless the window was in the index by then. A job that was dropped, or is
+    somebody else's by now, is not touched.
+    """
+    ours = {member.job.job_id: member for member in members}
+    now = tools.now()
+    writes = []
+    for job in tools.log.jobs.list(table=claim.table.key, state=JobState.RUNNING):
+        member = ours.get(job.job_id)
+        if member is None or not isinstance(job, Job):
+            continue
+        if job.status.run_id != member.job.status.run_id:
+            continue
+        if member.result is not None:
+            columns = _columns(replace(member, job=job), claim.window, now)
+        else:
+            columns = _outcome_columns(job, canceled(job, now), now)
+        writes.append((job, columns))
+    tools.log.jobs.compare_and_set_many(writes)
+
+
+def _columns(member: MemberResult, window: Window, now: datetime) -> dict[str, Any]:
     reached = window if member.result is None else Window(window.start, member.result.watermark)
-    outcome = outcome_of(member.job, reached, member.error, now)
+    return _outcome_columns(member.job, outcome_of(member.job, reached, member.error, now), now)
+
+
+def _outcome_columns(job: Job, outcome: Outcome, now: datetime) -> dict[str, Any]:
     return {
         "state": outcome.state,
         "watermark": outcome.watermark,
@@ -62,7 +92,7 @@ def _columns(member: MemberResult, window: Window, now: Any) -> dict[str, Any]:
         "attempt": outcome.attempt,
         "next_attempt_at": outcome.next_attempt_at,
         "status": replace(
-            member.job.status,
+            job.status,
             end_at=now,
             error_code=outcome.error_code,
             error_msg=outcome.error_msg,

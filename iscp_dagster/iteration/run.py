@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from iscp_dagster.consumers.base import ConsumerResult
 from iscp_dagster.errors import ClaimLost, IterationCanceled
@@ -19,6 +21,9 @@ from iscp_dagster.sources.changes import ChangeKind, retrieve_or_snapshot
 from iscp_dagster.sources.facts import read_facts
 from iscp_dagster.spark.cancel import interrupt, tagged
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 class IterationRun:
     """An iteration under way; `cancel` may be called from another thread at any time."""
@@ -29,7 +34,7 @@ class IterationRun:
         self._fan_out = FanOut(request.run_id)
         self._canceled = False
         self._jobs: Sequence[Job] = ()
-        self._spark = None
+        self._spark: SparkSession | None = None
 
     def run(self) -> IterationReport:
         """Bring the jobs from the window's start to its end.
@@ -97,34 +102,42 @@ class IterationRun:
     ) -> tuple[IterationKind, int, float, list[MemberResult]]:
         spark = self._spark = self._tools.spark()
         self._stop_if_canceled()
-        facts = read_facts(claim.table.uri)
-        members: list[Member] = []
-        broken: list[MemberResult] = []
         started = time.monotonic()
-        with tagged(spark, self._tag):
-            for claimed in todo:
-                consumer = type(claimed.consumer)(claimed.consumer.place, spark)
-                try:
-                    consumer.prepare(claimed.job.spec, claim.table, facts)
-                except Exception as raised:  # noqa: BLE001 - one that can't start leaves the others be
-                    self._stop_if_canceled()
-                    broken.append(MemberResult(claimed.job, None, raised, 0.0))
-                else:
-                    window = Window(claimed.stands_at, claim.window.end)
-                    members.append(Member(claimed.job, consumer, window))
+        with ExitStack() as stack, tagged(spark, self._tag):
+            members, broken = self._prepare(claim, todo, spark, stack)
             if not members:
                 return IterationKind.TAIL, 0, 0.0, broken
             wanted = sorted({name for member in members for name in member.consumer.columns})
-            with retrieve_or_snapshot(
-                spark, claim.table, claim.window, wanted, readers=len(members)
-            ) as changes:
-                scan_seconds = time.monotonic() - started
-                reach("after_scan")
+            changes = stack.enter_context(
+                retrieve_or_snapshot(spark, claim.table, claim.window, wanted, readers=len(members))
+            )
+            scan_seconds = time.monotonic() - started
+            reach("after_scan")
+            self._stop_if_canceled()
+            results = self._fan_out.run(spark, members, changes)
+        snapshot = changes.kind is ChangeKind.SNAPSHOT
+        kind = IterationKind.SNAPSHOT if snapshot else IterationKind.TAIL
+        return kind, changes.rows_scanned, scan_seconds, broken + results
+
+    def _prepare(
+        self, claim: Claim, todo: Sequence[Claimed], spark: SparkSession, stack: ExitStack
+    ) -> tuple[list[Member], list[MemberResult]]:
+        """Make the consumers ready; one that can't start leaves the others be."""
+        facts = read_facts(claim.table.uri)
+        members: list[Member] = []
+        broken: list[MemberResult] = []
+        for claimed in todo:
+            consumer = type(claimed.consumer)(claimed.consumer.place, spark)
+            stack.callback(consumer.close)
+            try:
+                consumer.prepare(claimed.job.spec, claim.table, facts)
+            except Exception as raised:  # noqa: BLE001 - whatever it raises is its own result
                 self._stop_if_canceled()
-                results = self._fan_out.run(spark, members, changes)
-                snapshot = changes.kind is ChangeKind.SNAPSHOT
-                kind = IterationKind.SNAPSHOT if snapshot else IterationKind.TAIL
-                return kind, changes.rows_scanned, scan_seconds, broken + results
+                broken.append(MemberResult(claimed.job, None, raised, 0.0))
+            else:
+                window = Window(claimed.stands_at, claim.window.end)
+                members.append(Member(claimed.job, consumer, window))
+        return members, broken
 
     def _stop_if_canceled(self) -> None:
         if self._canceled:

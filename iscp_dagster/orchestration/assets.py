@@ -21,6 +21,7 @@ from dagster import (
     DataVersion,
     DynamicPartitionsDefinition,
     MaterializeResult,
+    Nothing,
     ObserveResult,
     multi_asset,
     multi_observable_source_asset,
@@ -86,7 +87,9 @@ def index_assets(table: Table, jobs: Sequence[Job], warehouse: str) -> AssetsDef
     @multi_asset(
         name=op_name(table.key),
         outs={
-            output_name(job.key): AssetOut.from_spec(_index_spec(job, table, warehouse))
+            output_name(job.key): AssetOut.from_spec(
+                _index_spec(job, table, warehouse), dagster_type=Nothing, is_required=False
+            )
             for job in jobs
         },
         deps=[AssetKey(table.key.asset_path)],
@@ -111,7 +114,6 @@ def _index_spec(job: Job, table: Table, warehouse: str) -> AssetSpec:
         owners=list(job.spec.owners) or [_account_owner(table.key)],
         description=describe_job(job, table, uri),
         metadata={"dagster/uri": uri, "iscp/job_id": job.job_id},
-        skippable=True,
     )
 
 

@@ -10,9 +10,9 @@ from iscp_dagster.rules.spec import TriggerSpec, format_duration
 
 def describe_table(table: Table, jobs: int) -> str:
     """Describe a source table."""
-    key = ", ".join(f"`{name}`" for name in table.pk)
+    key = ", ".join(map(_code, table.pk))
     indexes = {0: "no index yet", 1: "one index"}.get(jobs, f"{jobs} indexes")
-    return f"Delta table at `{table.uri}`, key {key}, {indexes}."
+    return f"Delta table at {_code(table.uri)}, key {key}, {indexes}."
 
 
 def describe_job(job: Job, table: Table, uri: str) -> str:
@@ -21,7 +21,7 @@ def describe_job(job: Job, table: Table, uri: str) -> str:
         job.spec.description,
         f"{_what(job)} of `{table.key.db}.{table.key.table}`.",
         f"**Trigger**: {trigger_in_words(job.spec.trigger)}",
-        f"**Stored** at `{uri}` (generation {job.job_id}).",
+        f"**Stored** at {_code(uri)} (generation {job.job_id}).",
         f"```sql\n{_example(job, uri)}\n```",
     ]
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
@@ -32,25 +32,34 @@ def trigger_in_words(trigger: TriggerSpec) -> str:
     alone = " It never waits for the table's other jobs." if trigger.independent else ""
     match trigger.kind:
         case "default":
-            return f"default: after each change, in one scan with the table's other jobs.{alone}"
+            scan = "a scan of its own" if alone else "one scan with the table's other jobs"
+            return f"default: after each change, in {scan}.{alone}"
         case "greedy":
             return "greedy: after each change, in a scan of its own."
         case "periodic" if trigger.interval is not None:
-            share = ", sharing a scan where one is due" if trigger.share else ""
+            share = ", sharing a scan where one is due" if trigger.share and not alone else ""
             return f"periodic: every {format_duration(trigger.interval)}{share}.{alone}"
         case _:
-            return f"`{trigger.kind}` (a plug-in).{alone}"
+            return f"{_code(trigger.kind)} (a plug-in).{alone}"
 
 
 def _what(job: Job) -> str:
-    columns = ", ".join(f"`{name}`" for name in job.spec.columns)
-    options = ", ".join(f"{name} = `{value}`" for name, value in sorted(job.spec.options.items()))
-    parts = [f"`{job.spec.type}` index"]
+    columns = ", ".join(map(_code, job.spec.columns))
+    options = ", ".join(
+        f"{name} = {_code(text)}" for name, text in sorted(job.spec.options.items())
+    )
+    parts = [f"{_code(job.spec.type)} index"]
     if columns:
         parts.append(f"on {columns}")
     if options:
         parts.append(f"with {options}")
     return " ".join(parts)
+
+
+def _code(text: str) -> str:
+    """Quote a text for Markdown; one with a backquote in it takes two on each side."""
+    line = " ".join(text.split())
+    return f"`` {line} ``" if "`" in line else f"`{line}`"
 
 
 def _example(job: Job, uri: str) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "dagster.yaml"
 _HOME_IN_CONFIG = ".iscp"
+_MEND = f"mend {CONFIG_NAME} in the project's folder"
 
 
 def prepare_home(settings: Settings) -> Path:
@@ -45,10 +46,14 @@ def prepare_home(settings: Settings) -> Path:
 @contextmanager
 def open_instance(settings: Settings) -> Iterator[DagsterInstance]:
     """Open the Dagster instance of the home."""
-    from dagster import DagsterInstance
+    from dagster import DagsterInstance, DagsterInvalidConfigError
 
-    prepare_home(settings)
-    with DagsterInstance.get() as instance:
+    home = prepare_home(settings)
+    try:
+        instance = DagsterInstance.get()
+    except DagsterInvalidConfigError as error:
+        raise UsageError(f"{home / CONFIG_NAME}: {_one_line(error)}", cure=_MEND) from error
+    with instance:
         yield instance
 
 
@@ -62,7 +67,17 @@ def _project_config() -> str:
 def _rendered(config: str, home: Path) -> str:
     import yaml
 
-    return yaml.safe_dump(_placed(yaml.safe_load(config), home), sort_keys=False)
+    try:
+        values = yaml.safe_load(config) or {}
+    except yaml.YAMLError as error:
+        raise UsageError(f"{CONFIG_NAME}: {_one_line(error)}", cure=_MEND) from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{CONFIG_NAME}: not a mapping of settings", cure=_MEND)
+    return yaml.safe_dump(_placed(values, home), sort_keys=False)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _placed(value: object, home: Path) -> object:

@@ -7,6 +7,7 @@ the one that Dagster's interrupt reaches, and it then stops Spark and the worker
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -17,6 +18,7 @@ from iscp_dagster.iteration.faults import reach
 from iscp_dagster.iteration.request import IterationReport, IterationRequest, JobReport, Tools
 from iscp_dagster.iteration.run import IterationRun
 from iscp_dagster.orchestration.metadata import materialization
+from iscp_dagster.orchestration.names import TAG_STARTED_BY
 from iscp_dagster.orchestration.resources import IscpResource, SparkResource
 from iscp_dagster.rules.model import TableKey, Window
 from iscp_dagster.rules.outcome import classify
@@ -26,6 +28,7 @@ STOP_SECONDS = 15.0
 """How long a canceled worker may take to give its jobs back."""
 
 _WAIT_SECONDS = 0.1
+_AGAIN_SECONDS = 0.5
 
 
 def iterate(
@@ -36,13 +39,13 @@ def iterate(
     tools = Tools(
         log=iscp.log,
         settings=iscp.settings,
-        spark=lambda: spark.session_for(context.run_id),
+        spark=lambda: spark.session_for(context.run.run_id),
         is_alive=lambda run_id: is_alive(context.instance, run_id),
         silence=lambda run_id: interrupt_session_of(iscp.settings, run_id),
         now=lambda: datetime.now(UTC),
     )
     try:
-        report = _on_worker_thread(IterationRun(request, tools))
+        report = _on_worker_thread(context, IterationRun(request, tools))
     except IscpError as error:
         raise Failure(str(error), metadata={"iscp/error_code": error.code}) from error
     context.log.info(_told(report))
@@ -79,34 +82,52 @@ def _request(context: AssetExecutionContext, table: TableKey) -> IterationReques
         table=table,
         window=window,
         job_names=tuple(sorted(key.path[-1] for key in context.selected_asset_keys)),
-        run_id=context.run_id,
+        run_id=context.run.run_id,
     )
 
 
-def _on_worker_thread(run: IterationRun) -> IterationReport:
+def _on_worker_thread(context: AssetExecutionContext, run: IterationRun) -> IterationReport:
     reports: list[IterationReport] = []
     errors: list[BaseException] = []
+    # Not `join`: an exception that interrupts it makes Python take the thread for ended.
+    ended = threading.Event()
 
     def work() -> None:
         try:
             reports.append(run.run())
         except BaseException as error:  # noqa: BLE001 - raised again on the main thread
             errors.append(error)
+        finally:
+            ended.set()
 
     worker = threading.Thread(target=work, name="iscp-iteration", daemon=True)
     worker.start()
     try:
-        while worker.is_alive():
-            worker.join(_WAIT_SECONDS)
+        while not ended.wait(_WAIT_SECONDS):
+            pass
     except BaseException:
-        run.cancel()
-        worker.join(STOP_SECONDS)
+        _mark_canceling(context)
+        _stop(run, ended)
         raise
     if errors:
         if isinstance(errors[0], IterationCanceled):
             raise KeyboardInterrupt from errors[0]
         raise errors[0]
     return reports[0]
+
+
+def _mark_canceling(context: AssetExecutionContext) -> None:
+    """Tell Dagster that whoever interrupts a sync means it: it would call the run failed."""
+    if TAG_STARTED_BY in context.run.tags:
+        context.instance.report_run_canceling(context.run, "iscp: interrupted")
+
+
+def _stop(run: IterationRun, ended: threading.Event) -> None:
+    """Cancel until the worker ends: Spark misses an interrupt that comes between two jobs."""
+    deadline = time.monotonic() + STOP_SECONDS
+    while not ended.is_set() and time.monotonic() < deadline:
+        run.cancel()
+        ended.wait(_AGAIN_SECONDS)
 
 
 def _told(report: IterationReport) -> str:

@@ -14,6 +14,7 @@ TAG_ATTEMPT = "iscp/attempt"
 TAG_ACCOUNT = "iscp/account"
 TAG_TRIGGER = "iscp/trigger"
 TAG_KIND = "iscp/kind"
+TAG_STARTED_BY = "iscp/started_by"
 TAG_PRIORITY = "dagster/priority"
 TAG_MAX_RUNTIME = "dagster/max_runtime"
 

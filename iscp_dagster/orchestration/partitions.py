@@ -17,9 +17,10 @@ def prune_windows(log: JobLog, instance: DagsterInstance, keep: int) -> int:
     """Delete the windows that no job can still need, beyond the newest `keep` of each table."""
     lowest: dict[TableKey, int] = {}
     for job in log.jobs.list():
-        if isinstance(job, Job):
-            table = job.key.table_key
-            lowest[table] = min(lowest.get(table, job.watermark.version), job.watermark.version)
+        # Nobody knows what a row that can't be read still needs.
+        stands_at = job.watermark.version if isinstance(job, Job) else -1
+        table = job.key.table_key
+        lowest[table] = min(lowest.get(table, stands_at), stands_at)
     flying: defaultdict[TableKey, set[str]] = defaultdict(set)
     for flight in flights(instance):
         flying[flight.in_flight.table].add(flight.in_flight.window.partition_key)

@@ -76,8 +76,8 @@ class SparkResource(LazyPySparkResource):
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """End a session over Connect; a local one serves the next run of this process."""
-        from iscp_dagster.spark.cancel import is_connect
+        from iscp_dagster.spark.sql import over_connect
 
-        if self._spark_session is not None and is_connect(self._spark_session):
+        if self._spark_session is not None and over_connect(self._spark_session):
             self._spark_session.stop()
             self._spark_session = None

@@ -8,7 +8,7 @@ logs what is new, and plans. It changes nothing outside this process.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -16,7 +16,18 @@ from iscp_dagster.joblog import JobLog
 from iscp_dagster.joblog.rows import UnreadableRow
 from iscp_dagster.orchestration.triggers import load_triggers
 from iscp_dagster.rules.hashing import shard_of
-from iscp_dagster.rules.model import TS, History, InFlight, Job, JobState, Probed, Table, TableKey
+from iscp_dagster.rules.model import (
+    TS,
+    History,
+    InFlight,
+    Job,
+    JobKey,
+    JobState,
+    Probed,
+    ProbeFailed,
+    Table,
+    TableKey,
+)
 from iscp_dagster.rules.plan import Plan, plan
 from iscp_dagster.sources.probe import Probe, ProbeRequest
 
@@ -30,8 +41,12 @@ class Tick:
 
     plan: Plan
     changed: dict[TableKey, TS]
-    """Tables with a newer version than the runner had seen."""
+    """Tables with a newer version than Dagster was told of."""
     unreadable: tuple[UnreadableRow, ...]
+    not_loaded: tuple[Job, ...]
+    """Jobs that this code location does not know: left out of the plan, in nobody's way."""
+    unprobed: dict[TableKey, str]
+    """Tables that could not be asked this time, with the reason."""
 
 
 class Runner:
@@ -44,19 +59,23 @@ class Runner:
         shard: int = 0,
         shards: int = 1,
         only: frozenset[TableKey] | None = None,
+        is_loaded: Callable[[JobKey], bool] | None = None,
     ) -> None:
         self._log = log
         self._only = only
+        self._is_loaded = is_loaded
         self._shard, self._shards = shard, shards
         self._probe = Probe()
         self._triggers = load_triggers()
         self._change_seq = 0
         self._jobs: dict[int, Job] = {}
         self._by_table: dict[TableKey, list[Job]] = {}
+        self._requests: dict[TableKey, ProbeRequest] = {}
         self._tables: dict[TableKey, Table] = {}
         self._unreadable: dict[int, UnreadableRow] = {}
         self._heads: dict[TableKey, int] = {}
         self._logged: dict[int, Job] = {}
+        self._not_loaded: dict[int, Job] = {}
 
     @property
     def jobs(self) -> dict[int, Job]:
@@ -74,7 +93,7 @@ class Runner:
         """Read what changed, ask what is new, and plan."""
         deadline = time.monotonic() + TICK_SECONDS
         self._read_log()
-        probed = self._probe.probe(self._requests(), deadline)
+        probed = self._probe.probe(self._requests.values(), deadline)
         decided = plan(
             self._by_table,
             probed,
@@ -84,7 +103,17 @@ class Runner:
             triggers=self._triggers,
         )
         self._move(decided)
-        return Tick(decided, self._changed(probed), tuple(self._unreadable.values()))
+        return Tick(
+            plan=decided,
+            changed=self._changed(probed),
+            unreadable=tuple(self._unreadable.values()),
+            not_loaded=tuple(self._not_loaded.values()),
+            unprobed=self._unprobed(probed),
+        )
+
+    def told(self, tick: Tick) -> None:
+        """Note that Dagster was told of a tick's changed tables; until then they stay changed."""
+        self._heads.update((key, head.version) for key, head in tick.changed.items())
 
     def moved(self) -> list[tuple[Job, TS]]:
         """Return the jobs as the log has them, with the watermark that memory is ahead by."""
@@ -96,53 +125,67 @@ class Runner:
 
     def _read_log(self) -> None:
         changes = self._log.jobs.changes(self._change_seq)
-        touched: set[TableKey] = set()
-        for row in (*changes.jobs, *changes.unreadable):
-            touched.add(row.key.table_key)
-            self._unreadable.pop(row.job_id, None)
+        rows = (*changes.jobs, *changes.unreadable)
+        # All reads come before the first change here: a log that goes away between them loses
+        # nothing, the next tick asks for the same rows again.
+        self._read_tables(rows)
+        for row in rows:
             known = self._jobs.pop(row.job_id, None)
             logged = self._logged.pop(row.job_id, None)
+            self._unreadable.pop(row.job_id, None)
+            self._not_loaded.pop(row.job_id, None)
             if not self._is_mine(row.key.table_key):
                 continue
             if isinstance(row, UnreadableRow):
                 self._unreadable[row.job_id] = row
-            elif row.drop_at is None:
+            elif row.drop_at is not None:
+                continue
+            elif self._is_loaded is None or self._is_loaded(row.key):
                 self._logged[row.job_id] = row
                 self._jobs[row.job_id] = _as_moved(row, known, logged)
-        self._change_seq = changes.change_seq
-        if touched:
-            self._regroup(touched)
-
-    def _regroup(self, touched: set[TableKey]) -> None:
-        groups: dict[TableKey, list[Job]] = {key: [] for key in touched}
-        for job in self._jobs.values():
-            group = groups.get(job.key.table_key)
-            if group is not None:
-                group.append(job)
-        for key, group in groups.items():
-            if group:
-                self._by_table[key] = group
             else:
-                self._by_table.pop(key, None)
-        if not touched <= self._tables.keys():
-            self._tables = {table.key: table for table in self._log.tables.list()}
-        self._probe.retain(self._by_table.keys())
+                self._not_loaded[row.job_id] = row
+        self._change_seq = changes.change_seq
+        self._regroup(rows)
 
-    def _requests(self) -> list[ProbeRequest]:
-        return [
-            ProbeRequest.of(self._tables[key], _wanted_versions(group))
-            for key, group in self._by_table.items()
-            if key in self._tables
-        ]
+    def _read_tables(self, rows: Sequence[Job | UnreadableRow]) -> None:
+        """Read the tables again when jobs are on one not seen yet; a name may get another table."""
+        for row in rows:
+            known = self._tables.get(row.key.table_key)
+            if known is None or known.table_id != row.table_id:
+                self._tables = {table.key: table for table in self._log.tables.list()}
+                return
+
+    def _regroup(self, rows: Sequence[Job | UnreadableRow]) -> None:
+        """Bring the groups up to date; what is not touched costs nothing."""
+        touched: dict[TableKey, set[int]] = {}
+        for row in rows:
+            touched.setdefault(row.key.table_key, set()).add(row.job_id)
+        for key, job_ids in touched.items():
+            group = [job for job in self._by_table.get(key, ()) if job.job_id not in job_ids]
+            group += [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
+            self._set_group(key, group)
+        if not touched.keys() <= self._by_table.keys():
+            self._probe.retain(self._by_table.keys())
+
+    def _set_group(self, key: TableKey, group: list[Job]) -> None:
+        self._requests.pop(key, None)
+        if not group:
+            self._by_table.pop(key, None)
+            self._heads.pop(key, None)
+            return
+        self._by_table[key] = group
+        # A table that was dropped between two reads of the log is not asked.
+        if key in self._tables:
+            self._requests[key] = ProbeRequest.of(self._tables[key], _wanted_versions(group))
 
     def _move(self, decided: Plan) -> None:
+        moved: dict[TableKey, None] = {}
         for job_id, watermark in decided.moves.items():
-            job = self._jobs[job_id]
-            moved = self._jobs[job_id] = replace(job, watermark=watermark)
-            group = self._by_table[job.key.table_key]
-            self._by_table[job.key.table_key] = [
-                moved if one.job_id == job_id else one for one in group
-            ]
+            job = self._jobs[job_id] = replace(self._jobs[job_id], watermark=watermark)
+            moved[job.key.table_key] = None
+        for key in moved:
+            self._set_group(key, [self._jobs[job.job_id] for job in self._by_table[key]])
 
     def _changed(self, probed: dict[TableKey, Probed]) -> dict[TableKey, TS]:
         changed: dict[TableKey, TS] = {}
@@ -152,10 +195,19 @@ class Runner:
             seen = self._heads.get(key)
             if seen is None:
                 seen = max(job.watermark.version for job in self._by_table[key])
+                self._heads[key] = seen
             if found.head.version > seen:
                 changed[key] = found.head
-            self._heads[key] = found.head.version
         return changed
+
+    def _unprobed(self, probed: dict[TableKey, Probed]) -> dict[TableKey, str]:
+        failed = {
+            key: found.reason for key, found in probed.items() if isinstance(found, ProbeFailed)
+        }
+        if len(probed) == len(self._by_table):
+            return failed
+        late = dict.fromkeys(self._by_table.keys() - probed.keys(), "not reached in this tick")
+        return {**failed, **late}
 
     def _is_mine(self, table: TableKey) -> bool:
         if self._only is not None and table not in self._only:
@@ -170,7 +222,10 @@ def _as_moved(row: Job, known: Job | None, logged: Job | None) -> Job:
     """
     if known is None or logged is None or row.watermark < logged.watermark:
         return row
-    return replace(row, watermark=known.watermark) if row.watermark <= known.watermark else row
+    at, moved = row.watermark, known.watermark
+    if (at.version, at.time) < (moved.version, moved.time):
+        return replace(row, watermark=moved)
+    return row
 
 
 def _wanted_versions(group: Sequence[Job]) -> list[int]:

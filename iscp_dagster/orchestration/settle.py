@@ -3,28 +3,39 @@
 A run records its own outcome. This is for what it could not: a run that is still queued, was
 canceled before it started, or died without a word. Each write is a compare-and-set, so a run that
 speaks up meanwhile wins.
+
+A run *beats* while it lives: it writes the time to its iteration in the log. One that is *silent*
+is dead. A run *spends* its key: Dagster starts no other with the same one, however it ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from dagster import DagsterInstance, DagsterRunStatus
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+from dagster._core.storage.tags import RUN_KEY_TAG
 
-from iscp_dagster.errors import IscpError
+from iscp_dagster.errors import IscpError, RunLost
 from iscp_dagster.joblog import JobLog
+from iscp_dagster.joblog.iterations import IterationRecord
 from iscp_dagster.orchestration.runs import IN_FLIGHT, Flight
-from iscp_dagster.rules.model import Job, JobState
-from iscp_dagster.rules.outcome import Outcome, canceled, lost, stop
+from iscp_dagster.rules.iteration import Iteration
+from iscp_dagster.rules.model import Job, JobState, TableKey
+from iscp_dagster.rules.outcome import Outcome, canceled, hold, lost, stop
 
 SILENT_SECONDS = 15.0
 """A run that has not beaten for this long is dead; it beats every 2 s."""
 UNCLAIMED_SECONDS = 90.0
-"""A started run claims its jobs before it does anything else; one that has not by then is dead."""
+"""A run claims its jobs before it does anything else; one that has not by then is dead."""
+ENDING_SECONDS = 30.0
+"""After its iteration a run only tells Dagster; one that has not ended by then is dead."""
+_LAST_ITERATIONS = 20
+_LOOK_SECONDS = 10.0
+"""The most that one look counts: while nobody looked, the log may have been away for the run."""
 
 
 def mirror_queued(log: JobLog, jobs: Iterable[Job], flights: Sequence[Flight]) -> None:
@@ -35,6 +46,8 @@ def mirror_queued(log: JobLog, jobs: Iterable[Job], flights: Sequence[Flight]) -
         if not flight.in_flight.started
         for name in flight.in_flight.job_names
     }
+    if not queued:
+        return
     waiting = (JobState.COMPLETED, JobState.CANCELED)
     writes = [
         (job, {"state": JobState.PENDING, "status": replace(job.status, run_id=run_id)})
@@ -50,7 +63,6 @@ def settle_orphans(
 ) -> list[str]:
     """Free jobs that the log calls pending or running while no run holds them; says which."""
     writes: list[tuple[Job, Mapping[str, Any]]] = []
-    told: list[str] = []
     for job in jobs:
         run = instance.get_run_by_id(job.status.run_id) if job.status.run_id else None
         if run is not None and run.status in IN_FLIGHT:
@@ -62,10 +74,42 @@ def settle_orphans(
             writes.append((job, {"state": JobState.COMPLETED}))
         else:
             writes.append((job, _columns(job, lost(job, now), now)))
-        told.append(f"{job.key}: its run {job.status.run_id or '(none)'} is gone")
-    if writes:
-        log.jobs.compare_and_set_many(writes)
-    return told
+    return _write(log, writes)
+
+
+def settle_spent(
+    log: JobLog,
+    instance: DagsterInstance,
+    iterations: Sequence[Iteration],
+    jobs: Mapping[int, Job],
+    now: datetime,
+) -> tuple[list[Iteration], list[str]]:
+    """Return the iterations that can have a run, and what was written about the others.
+
+    A run that ended before it claimed its jobs has spent the key under which they would be planned
+    again. Its end is written to the jobs, and the next plan has a key of its own.
+    """
+    ready: list[Iteration] = []
+    told: list[str] = []
+    for iteration in iterations:
+        spent = instance.get_runs(RunsFilter(tags={RUN_KEY_TAG: iteration.run_key}), limit=1)
+        if not spent:
+            ready.append(iteration)
+        elif spent[0].is_finished:
+            told += settle_unclaimed(log, iteration, jobs, spent[0], now)
+    return ready, told
+
+
+def settle_unclaimed(
+    log: JobLog, iteration: Iteration, jobs: Mapping[int, Job], run: DagsterRun, now: datetime
+) -> list[str]:
+    """Write the end of a run to those of its jobs that it never claimed; says which."""
+    members = [
+        replace(job, status=replace(job.status, run_id=run.run_id))
+        for job_id in iteration.job_ids
+        if (job := jobs.get(job_id))
+    ]
+    return _write(log, [(job, _ended_unclaimed(job, run, now)) for job in members])
 
 
 def stop_failed(
@@ -83,39 +127,88 @@ def stop_failed(
 class LostRuns:
     """Finds runs that stopped beating, by this process's own clock: machines' clocks differ."""
 
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[object, float]] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked = clock()
+        self._beats: dict[str, datetime | None] = {}
+        self._silence: dict[str, float] = {}
 
     def report(
         self, log: JobLog, instance: DagsterInstance, flights: Sequence[Flight], now: datetime
     ) -> list[str]:
-        """Report silent runs as failed and close their iterations; returns their ids."""
+        """Report silent runs as ended and close the iterations of dead ones; returns the silent.
+
+        A run without our tags is found by its iteration. A queued one has nothing to say yet.
+        """
+        tables = {flight.in_flight.run_id: flight.in_flight.table for flight in flights}
+        queued = {f.in_flight.run_id for f in flights if f.status is DagsterRunStatus.QUEUED}
         beats = {record.run_id: record for record in log.iterations.open()}
-        started = [flight for flight in flights if flight.status is DagsterRunStatus.STARTED]
-        silent = [
-            flight.in_flight.run_id
-            for flight in started
-            if self._is_silent(flight.in_flight.run_id, beats.get(flight.in_flight.run_id))
-        ]
-        alive = {flight.in_flight.run_id for flight in started}
-        self._seen = {run_id: seen for run_id, seen in self._seen.items() if run_id in alive}
-        for run_id in silent:
-            run = instance.get_run_by_id(run_id)
-            if run is None or run.is_finished:
+        self._listen((tables.keys() | beats.keys()) - queued, beats)
+        silent = []
+        for run_id in self._beats:
+            is_silent = self._is_silent(log, run_id, tables.get(run_id))
+            if run_id in tables and not is_silent:
                 continue
-            instance.report_run_failed(run, "iscp: the run stopped beating; it is taken for dead")
+            run = instance.get_run_by_id(run_id)
+            if run is not None and not run.is_finished:
+                if not is_silent:
+                    continue
+                _report_dead(instance, run)
+                silent.append(run_id)
             if run_id in beats:
                 log.iterations.finish(beats[run_id].id, now=now, error="the run died")
         return silent
 
-    def _is_silent(self, run_id: str, beat: Any) -> bool:
-        value = None if beat is None else beat.heartbeat_at
-        before = self._seen.get(run_id)
-        clock = time.monotonic()
-        if before is None or before[0] != value:
-            self._seen[run_id] = (value, clock)
-            return False
-        return clock - before[1] >= (UNCLAIMED_SECONDS if beat is None else SILENT_SECONDS)
+    def _listen(self, run_ids: Iterable[str], beats: Mapping[str, IterationRecord]) -> None:
+        clock = self._clock()
+        passed = min(clock - self._looked, _LOOK_SECONDS)
+        self._looked = clock
+        silence: dict[str, float] = {}
+        heard: dict[str, datetime | None] = {}
+        for run_id in run_ids:
+            beat = beats[run_id].heartbeat_at if run_id in beats else None
+            same = run_id in self._beats and self._beats[run_id] == beat
+            silence[run_id] = self._silence[run_id] + passed if same else 0.0
+            heard[run_id] = beat
+        self._silence, self._beats = silence, heard
+
+    def _is_silent(self, log: JobLog, run_id: str, table: TableKey | None) -> bool:
+        silence = self._silence[run_id]
+        if self._beats[run_id] is not None:
+            return silence >= SILENT_SECONDS
+        if not ENDING_SECONDS <= silence < UNCLAIMED_SECONDS:
+            return silence >= UNCLAIMED_SECONDS
+        ended = log.iterations.list(table=table, limit=_LAST_ITERATIONS)
+        return any(record.run_id == run_id for record in ended)
+
+
+def _report_dead(instance: DagsterInstance, run: DagsterRun) -> None:
+    if run.status is DagsterRunStatus.CANCELING:
+        instance.report_run_canceled(run)
+    else:
+        instance.report_run_failed(run, "iscp: the run stopped beating; it is taken for dead")
+
+
+def _write(log: JobLog, writes: Sequence[tuple[Job, Mapping[str, Any]]]) -> list[str]:
+    """Write what the ends of runs mean for their jobs; says for which it was still true."""
+    if not writes:
+        return []
+    written = log.jobs.compare_and_set_many(writes)
+    return [
+        f"{job.key}: its run {job.status.run_id or '(none)'} is gone"
+        for (job, _), done in zip(writes, written, strict=True)
+        if done is not None
+    ]
+
+
+def _ended_unclaimed(job: Job, run: DagsterRun, now: datetime) -> dict[str, Any]:
+    if run.status is DagsterRunStatus.CANCELED:
+        return _columns(job, canceled(job, now), now)
+    if run.is_success:
+        # It had nothing to do with this job: the token moves on, and with it the key.
+        return {"state": job.state}
+    error = RunLost(f"run {run.run_id} ended before it claimed the job")
+    return _columns(job, hold(job, error, now), now)
 
 
 def _columns(job: Job, outcome: Outcome, now: datetime) -> dict[str, Any]:

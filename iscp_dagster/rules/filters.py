@@ -98,10 +98,14 @@ def _parse(text: str) -> exp.Expr:
         trees = _dialect().parse(text)
     except (SqlglotError, RecursionError) as error:
         reason = str(error).splitlines()[0] if not isinstance(error, RecursionError) else "too deep"
-        raise UsageError(f"where: {text!r} can't be read ({reason})", cure=_CURE) from error
+        raise UsageError(f"where: {_short(text)} can't be read ({reason})", cure=_CURE) from error
     if len(trees) != 1 or trees[0] is None:
-        raise UsageError(f"where: {text!r} is not one expression", cure=_CURE)
+        raise UsageError(f"where: {_short(text)} is not one expression", cure=_CURE)
     return trees[0]
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
 
 
 def _render(tree: exp.Expr) -> str:

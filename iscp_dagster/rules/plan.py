@@ -110,7 +110,8 @@ class Plan:
         interval = job.spec.trigger.interval
         if interval is None:
             return f"unchanged at v{job.watermark.version}"
-        wait = in_seconds(job.watermark.time + interval, self.now)
+        checked = self.moves.get(job.job_id, job.watermark)
+        wait = in_seconds(checked.time + interval, self.now)
         return f"unchanged at v{job.watermark.version}; due in {wait}"
 
 
@@ -141,16 +142,21 @@ def plan(
     known = {**(triggers or {}), **BUILT_IN}
     drafts: dict[TableKey, TableDraft] = {}
     checked: dict[TableKey, TS] = {}
+    moves: dict[int, TS] = {}
     for key, group in groups.items():
         probed = tables.get(key)
-        if key not in flights and isinstance(probed, History) and _is_quiet(group, probed, now):
-            checked[key] = TS(probed.head.version, now)
-            continue
+        if key not in flights and isinstance(probed, History):
+            on_time = _on_time_if_quiet(group, probed, now)
+            if on_time is not None:
+                checked[key] = head = TS(probed.head.version, now)
+                for job in on_time:
+                    moves[job.job_id] = head
+                continue
         draft = plan_table(key, group, probed, flights.get(key, ()), now, known)
         drafts[key] = draft
         if draft.headline is Headline.UNCHANGED and isinstance(probed, History):
             checked[key] = TS(probed.head.version, now)
-    return _assemble(groups, drafts, checked, now, free_slots)
+    return _assemble(groups, drafts, checked, moves, now, free_slots)
 
 
 def _grouped(
@@ -165,12 +171,16 @@ def _grouped(
     return {**groups}
 
 
-def _is_quiet(group: Sequence[Job], history: History, now: datetime) -> bool:
-    """Whether every job stands at the newest version and none has anything else to tell.
+def _on_time_if_quiet(
+    group: Sequence[Job], history: History, now: datetime
+) -> Sequence[Job] | None:
+    """Return the periodic jobs whose interval has passed, if there is nothing else to tell.
 
-    This is the common case by far, so it costs a few comparisons per job and no allocation.
+    A table is quiet when every job stands at the newest version and could start. This is the common
+    case by far, so it costs a few comparisons per job and, most of the time, no allocation.
     """
     version, completed = history.head.version, JobState.COMPLETED
+    on_time: Sequence[Job] = ()
     for job in group:
         watermark = job.watermark
         if (
@@ -181,17 +191,20 @@ def _is_quiet(group: Sequence[Job], history: History, now: datetime) -> bool:
             or job.next_attempt_at is not None
             or version < 0
         ):
-            return False
-        interval = job.spec.trigger.interval
-        if interval is not None and now - watermark.time >= interval:
-            return False
-    return True
+            return None
+        trigger = job.spec.trigger
+        if trigger.interval is not None and now - watermark.time >= trigger.interval:
+            if trigger.kind != "periodic":
+                return None
+            on_time = (*on_time, job)
+    return on_time
 
 
 def _assemble(
     groups: Mapping[TableKey, Sequence[Job]],
     drafts: Mapping[TableKey, TableDraft],
     checked: Mapping[TableKey, TS],
+    moves: dict[int, TS],
     now: datetime,
     free_slots: int | None,
 ) -> Plan:
@@ -206,7 +219,6 @@ def _assemble(
         for place, iteration in enumerate(ordered[slots:])
     )
     reasons: dict[int, str] = {}
-    moves: dict[int, TS] = {}
     failures: dict[int, IscpError] = {}
     orphans: list[int] = []
     for draft in drafts.values():

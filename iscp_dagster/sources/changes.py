@@ -35,7 +35,12 @@ if TYPE_CHECKING:
 VERSION = "_ts"
 """The column that tells at which version a row changed."""
 
-_TABLE_GONE = ("PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
+_TABLE_GONE = (
+    "PATH_NOT_FOUND",
+    "DELTA_TABLE_NOT_FOUND",
+    "DELTA_PATH_DOES_NOT_EXIST",
+    "DELTA_EMPTY_DIRECTORY",
+)
 _FILES_GONE = ("FAILED_READ_FILE.FILE_NOT_EXIST", "DELTA_FILE_NOT_FOUND_DETAILED")
 _CHANGES_GONE = (
     *_FILES_GONE,
@@ -44,12 +49,19 @@ _CHANGES_GONE = (
     "DELTA_CHANGE_TABLE_FEED_DISABLED",
     "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_DATA_SCHEMA",
     "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_SCHEMA_CHANGE",
+    "DELTA_EMPTY_DIRECTORY",
     "DELTA_LOG_FILE_NOT_FOUND",
     "DELTA_VERSIONS_NOT_CONTIGUOUS",
 )
 # Delta raises these without an error condition.
 _VERSION_GONE = "Cannot time travel Delta table to version"
-_START_GONE = (_VERSION_GONE, "for reading change data is invalid", "No reproducible commits found")
+_LOG_GONE = "java.io.FileNotFoundException"
+_START_GONE = (
+    _VERSION_GONE,
+    _LOG_GONE,
+    "for reading change data is invalid",
+    "No reproducible commits found",
+)
 
 
 class ChangeKind(StrEnum):
@@ -309,7 +321,8 @@ def _changes(
 
 def _raise_known(error: Exception, table: Table, window: Window) -> NoReturn:
     """Turn what Spark says about a missing table, version or file into our own words."""
-    if has_condition(error, _TABLE_GONE):
+    log_gone = _LOG_GONE in str(error) and "_delta_log" in str(error)
+    if log_gone or has_condition(error, _TABLE_GONE):
         raise SourceTableMissing(f"{table.key}: {table.uri} is no Delta table any more") from error
     if has_condition(error, _FILES_GONE) or _VERSION_GONE in str(error):
         raise WindowUnavailable(

@@ -132,7 +132,10 @@ def _open(uri: str) -> DeltaTable:
     from deltalake import DeltaTable
 
     if provider_of(uri) == "local":
-        return DeltaTable(str(local_path(uri)))
+        path = local_path(uri)
+        if path.is_file():
+            raise UnknownDeltaTable(f"{uri} is a file, not a Delta table")
+        return DeltaTable(str(path))
     return DeltaTable(uri, storage_options=_IMPATIENT | storage_options_from_env(uri))
 
 

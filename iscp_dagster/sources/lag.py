@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from typing import TYPE_CHECKING
 
-from iscp_dagster.errors import TableUnreadable
+from iscp_dagster.errors import TableUnreadable, UsageError
 from iscp_dagster.rules.model import Job, Table
 from iscp_dagster.sources.delta_log import DeltaLog, open_log
 
-_READ_AT_ONCE = 50
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+_MOST_AT_ONCE = 64
+"""Most commits read at once in search of one that changes data."""
 _REMOTE_THREADS = 16
 
 
@@ -23,14 +28,18 @@ def lag_seconds(
 ) -> dict[int, float | None]:
     """Return each job's lag by `job_id`; None where it can't be told."""
     jobs = list(jobs)
-    stores: dict = {}
+    stores: dict[str, ObjectStore] = {}
     wanted = {
         (job.table_id, job.watermark.version)
         for job in jobs
         if not job.is_new and job.table_id in tables
     }
-    logs = {table_id: open_log(tables[table_id].uri, stores) for table_id, _ in wanted}
-    oldest = _oldest_changes(wanted, logs)
+    logs = {
+        table_id: log
+        for table_id in {table_id for table_id, _ in wanted}
+        if (log := _open(tables[table_id].uri, stores)) is not None
+    }
+    oldest = _oldest_changes([place for place in wanted if place[0] in logs], logs)
     lags: dict[int, float | None] = {}
     for job in jobs:
         found = oldest.get((job.table_id, job.watermark.version), _UNKNOWN)
@@ -42,6 +51,14 @@ def lag_seconds(
 
 
 _UNKNOWN = datetime.min
+
+
+def _open(uri: str, stores: dict[str, ObjectStore]) -> DeltaLog | None:
+    """Open a table's log; None where its store can't be had: the others still have a lag."""
+    try:
+        return open_log(uri, stores)
+    except (TableUnreadable, UsageError):
+        return None
 
 
 def _oldest_changes(
@@ -69,11 +86,14 @@ def _oldest_change(log: DeltaLog, after: int) -> datetime | None:
                 # Not even the commit the index stands at: the table is gone.
                 return _UNKNOWN
             start = later[0]
-        while commits := log.read(start, _READ_AT_ONCE, None):
+        # Nearly every commit changes data: the first one read is mostly the last one needed.
+        at_once = 1
+        while commits := log.read(start, at_once, None):
             for one in commits:
                 if one.commit.data_change:
                     return one.commit.time
             start += len(commits)
+            at_once = min(at_once * 4, _MOST_AT_ONCE)
     except (TableUnreadable, OSError):
         return _UNKNOWN
     return None

@@ -124,8 +124,8 @@ class Probe:
             _put(found, known.key, known.probe(since, deadline))
         for key, answer in _answers(asked, deadline):
             _put(found, key, answer)
-        keys = {request.table.key for request in requests}
-        if self._unreached or len(found) < len(keys):
+        if self._unreached or len(found) < len(requests):
+            keys = {request.table.key for request in requests}
             self._unreached = frozenset((self._unreached | keys) - found.keys())
         return found
 

@@ -10,19 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from iscp_dagster.spark.sql import over_connect
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def is_connect(spark: SparkSession) -> bool:
-    """Whether the session is one over Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 @contextmanager
 def tagged(spark: SparkSession, tag: str) -> Iterator[None]:
     """Mark what this thread starts in Spark with `tag`."""
-    if is_connect(spark):
+    if over_connect(spark):
         spark.addTag(tag)
         try:
             yield
@@ -41,7 +38,7 @@ def tagged(spark: SparkSession, tag: str) -> Iterator[None]:
 
 def interrupt(spark: SparkSession, tag: str) -> None:
     """Stop everything that carries `tag`; harmless when nothing does."""
-    if is_connect(spark):
+    if over_connect(spark):
         spark.interruptTag(tag)
     else:
         spark.sparkContext.cancelJobsWithTag(tag)

@@ -20,6 +20,8 @@ _OWN_CONF = {
     "spark.sql.variable.substitute": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.sources.partitionOverwriteMode": "static",
+    # A sum of decimals keeps every digit, or fails; it is never rounded to make room.
+    "spark.sql.decimalOperations.allowPrecisionLoss": "false",
     # The changes are persisted already; a second copy would be the dearest step of a MERGE.
     "spark.databricks.delta.merge.materializeSource": "none",
 }
@@ -96,6 +98,17 @@ def own_session(spark: SparkSession) -> SparkSession:
     return session
 
 
+def release_session(session: SparkSession) -> None:
+    """Give an own session back: a Connect server keeps it, and what it runs, until told.
+
+    In one process there is nothing to give back: such a session is gone with its last reference.
+    """
+    if over_connect(session):
+        # Not `stop` or `close`: both shut down what all sessions of the process share.
+        client: Any = session.client
+        client.release_session()
+
+
 def over_connect(spark: SparkSession) -> bool:
     """Whether a session is one of a Spark Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
@@ -107,7 +120,7 @@ def _beside(spark: SparkSession) -> SparkSession:
     if not over_connect(spark):
         return spark.newSession()
     # The client keeps how to reach its server to itself; only the session's id must differ.
-    channel: Any = spark.client._builder  # pyright: ignore[reportAttributeAccessIssue]
+    channel: Any = spark.client._builder
     settings = {name: value for name, value in channel._params.items() if name != "session_id"}
     suffix = "".join(f"{name}={value};" for name, value in settings.items())
     return AnySession.builder.remote(f"sc://{channel.endpoint}/;{suffix}").create()

@@ -137,6 +137,13 @@ def test_a_quiet_table_has_reasons_too():
         planned.reason(TABLE.job("nobody"))
 
 
+def test_a_job_that_cannot_start_says_so_on_a_quiet_table_as_well():
+    planned = tick([job("a", 8, paused_at=NOW), job("b", 8)], history(8))
+    assert planned.reason(TABLE.job("a")).startswith("paused")
+    assert planned.reason(TABLE.job("b")) == "unchanged at v8"
+    assert str(planned) == "1 table: 1 unchanged"
+
+
 def test_a_key_asks_for_the_generation_that_answers_queries():
     jobs = [
         job("a", 8, job_id=1, drop_at=NOW),

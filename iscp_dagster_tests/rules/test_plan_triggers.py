@@ -191,6 +191,13 @@ def test_a_check_that_found_nothing_starts_the_interval_again():
     assert later.reason(TABLE.job("p")) == "due in 40 s"
 
 
+def test_a_quiet_table_is_checked_for_a_periodic_job_when_its_interval_has_passed():
+    for age, moves in ((59, 0), (60, 1)):
+        checked = NOW - timedelta(seconds=age)
+        row = job("p", 8, trigger="periodic", interval="60s", checked=checked)
+        assert len(tick([row], history(8)).moves) == moves
+
+
 def test_a_new_interval_counts_at_once_and_the_old_one_never_again():
     now = commit_time(5) + timedelta(seconds=30)
     old = job("p", 5, trigger="periodic", interval="20s")

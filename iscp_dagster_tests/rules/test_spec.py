@@ -55,6 +55,7 @@ def test_a_spec_reads_back_from_json():
         ({"type": "mirror", "max_window_bytes": 0}, "max_window_bytes"),
         ({"type": "mirror", "timeout": "soon"}, "timeout"),
         ({"type": "mirror", "colour": "red"}, "colour"),
+        ({"type": "mirror", "owners": ["somebody"]}, "owners"),
         ({"type": "mirror", "trigger": {"kind": "periodic"}}, "interval"),
         ({"type": "mirror", "trigger": {"kind": "greedy", "interval": "5s"}}, "interval"),
         ({"type": "mirror", "trigger": {"kind": "periodic", "interval": "x"}}, "trigger.interval"),
@@ -74,7 +75,13 @@ def test_a_custom_trigger_may_have_an_interval_or_none():
 
 def test_fields_left_empty_keep_their_value():
     current = parse_spec(
-        {"type": "mirror", "columns": ["a"], "priority": 3, "trigger": PERIODIC, "owners": ["x"]}
+        {
+            "type": "mirror",
+            "columns": ["a"],
+            "priority": 3,
+            "trigger": PERIODIC,
+            "owners": ["a@b.org"],
+        }
     )
     empty = {"columns": [], "priority": None, "trigger": {}, "description": "", "owners": ()}
     assert merge_spec(current, empty) == current

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints what it measured, and says when a target is missed."""

@@ -1,0 +1,1 @@
+"""Functions that turn texts into vectors, and how to find them."""

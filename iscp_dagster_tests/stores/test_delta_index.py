@@ -1,0 +1,207 @@
+"""A window and its watermark in one commit: replays, late writers, rivals, lost logs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from iscp_dagster.errors import IndexContended
+from iscp_dagster.rules.model import TS, Window
+from iscp_dagster.spark.sql import own_session
+from iscp_dagster.stores.delta_index import GONE, DeltaIndex, Standing
+from iscp_dagster_tests.consumers.shop import ts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+BUILD = {"type": "test", "source": {"id": "bigint"}}
+
+
+def window(start: int, end: int) -> Window:
+    return Window(TS.zero() if start < 0 else ts(start), ts(end))
+
+
+def frame(session: SparkSession, rows: dict[int, str], gone: bool | None = None) -> DataFrame:
+    made = session.createDataFrame(list(rows.items()), "id bigint, a string")
+    return made if gone is None else made.selectExpr("*", f"{str(gone).lower()} as {GONE}")
+
+
+def content(spark: SparkSession, index: DeltaIndex) -> dict[int, str]:
+    return {row["id"]: row["a"] for row in spark.read.format("delta").load(index.uri).collect()}
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    return own_session(spark)
+
+
+@pytest.fixture
+def index(session: SparkSession, tmp_path: Path) -> DeltaIndex:
+    """An index of one row that stands at v5."""
+    made = DeltaIndex(str(tmp_path / "index"), 3)
+    made.create(session, frame(session, {}), BUILD, ["id"])
+    made.replace(frame(session, {1: "five"}), window(-1, 5))
+    return made
+
+
+def merge(
+    session: SparkSession, index: DeltaIndex, span: Window, rows: dict[int, str], **kind: Any
+) -> int:
+    source = frame(session, rows, kind.get("gone", False))
+    counts = index.merge(session, source, ["id"], span, 1)
+    return counts.upserted + counts.deleted
+
+
+def test_no_index_has_no_standing(tmp_path: Path) -> None:
+    assert DeltaIndex(str(tmp_path / "none"), 1).standing() is None
+    assert DeltaIndex(str(tmp_path / "none"), 1).build() is None
+
+
+def test_an_index_that_was_only_made_stands_at_zero(session: SparkSession, tmp_path: Path) -> None:
+    index = DeltaIndex(str(tmp_path / "index"), 3)
+    index.create(session, frame(session, {}), BUILD, ["id"])
+    assert index.standing() == Standing(0, TS.zero(), 0)
+    assert index.build() == BUILD
+
+
+def test_data_and_watermark_come_in_one_commit(
+    spark: SparkSession, session: SparkSession, index: DeltaIndex
+) -> None:
+    before = DeltaTable(index.uri).version()
+    merge(session, index, window(5, 8), {2: "eight"})
+    assert DeltaTable(index.uri).version() == before + 1
+    standing = index.standing()
+    assert standing is not None
+    assert str(standing.watermark) == str(ts(8))
+    assert content(spark, index) == {1: "five", 2: "eight"}
+    assert standing.rows == 2
+
+
+@pytest.mark.parametrize("span", [window(5, 8), window(5, 7), window(-1, 3)])
+def test_a_replay_or_a_late_writer_of_an_older_window_changes_nothing(
+    spark: SparkSession, session: SparkSession, index: DeltaIndex, span: Window
+) -> None:
+    merge(session, index, window(5, 8), {2: "eight"})
+    before = DeltaTable(index.uri).version()
+    assert merge(own_session(spark), index, span, {2: "late", 3: "late"}) == 0
+    index.replace(frame(session, {9: "late"}), span)
+    assert DeltaTable(index.uri).version() == before
+    assert content(spark, index) == {1: "five", 2: "eight"}
+
+
+def test_a_snapshot_replaces_everything_in_one_commit(
+    spark: SparkSession, session: SparkSession, index: DeltaIndex
+) -> None:
+    before = DeltaTable(index.uri).version()
+    index.replace(frame(session, {7: "new"}), window(5, 9))
+    assert DeltaTable(index.uri).version() == before + 1
+    assert content(spark, index) == {7: "new"}
+    standing = index.standing()
+    assert standing is not None
+    assert (standing.watermark, standing.rows) == (ts(9), 1)
+
+
+def test_an_empty_window_moves_only_the_watermark(
+    spark: SparkSession, session: SparkSession, index: DeltaIndex
+) -> None:
+    index.advance(session, window(5, 6), 1)
+    standing = index.standing()
+    assert standing is not None
+    assert (standing.watermark, standing.rows) == (ts(6), 1)
+    assert content(spark, index) == {1: "five"}
+
+
+def test_of_two_writers_at_once_one_loses(
+    spark: SparkSession, session: SparkSession, index: DeltaIndex
+) -> None:
+    start = threading.Barrier(2)
+    lost: list[Exception] = []
+
+    def write(end: int) -> None:
+        own = own_session(spark)
+        source = frame(own, {2: f"v{end}"}, False)
+        start.wait()
+        try:
+            index.merge(own, source, ["id"], window(5, end), 1)
+        except IndexContended as error:
+            lost.append(error)
+
+    rivals = [threading.Thread(target=write, args=(8,)) for _ in range(2)]
+    for rival in rivals:
+        rival.start()
+    for rival in rivals:
+        rival.join()
+    # The loser found the transaction done, or lost the race for the commit; never both wrote.
+    assert len(lost) <= 1
+    marks = [c for c in DeltaTable(index.uri).history() if c["operation"] == "MERGE"]
+    assert len(marks) == 1
+    assert content(spark, index) == {1: "five", 2: "v8"}
+
+
+def test_a_window_that_does_not_follow_the_last_one_breaks_the_index_until_a_snapshot(
+    session: SparkSession, index: DeltaIndex
+) -> None:
+    """A late writer's (5, 8] got in between the other's look at v5 and its commit of (5, 10]."""
+    merge(session, index, window(5, 8), {2: "eight"})
+    merge(session, index, window(5, 10), {3: "ten"})
+    standing = index.standing()
+    assert standing is not None
+    assert standing.broken
+    assert standing.watermark.is_zero
+    index.replace(frame(session, {1: "whole"}), window(-1, 11))
+    healed = index.standing()
+    assert healed is not None
+    assert (healed.broken, healed.watermark) == (False, ts(11))
+
+
+def test_another_generation_has_another_transaction_id(
+    session: SparkSession, index: DeltaIndex
+) -> None:
+    other = DeltaIndex(index.uri, 4).standing()
+    assert other is not None
+    assert other.watermark.is_zero
+
+
+def test_the_watermark_outlives_the_log(session: SparkSession, index: DeltaIndex) -> None:
+    merge(session, index, window(5, 8), {2: "eight"})
+    table = DeltaTable(index.uri)
+    table.create_checkpoint()
+    for commit in (Path(index.uri) / "_delta_log").glob("*.json"):
+        commit.unlink()
+    standing = index.standing()
+    assert standing is not None
+    assert (standing.watermark.version, standing.rows, standing.broken) == (8, None, False)
+
+
+def test_side_by_side_commits_keep_their_own_transaction_ids(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    ends = {number: 5 + number for number in range(1, 5)}
+
+    def build(number: int, end: int) -> None:
+        own, made = own_session(spark), DeltaIndex(str(tmp_path / str(number)), number)
+        made.create(own, frame(own, {}), BUILD, ["id"])
+        made.replace(frame(own, {1: "a"}), window(-1, 4))
+        made.merge(own, frame(own, {2: "b"}, False), ["id"], window(4, end), 1)
+
+    threads = [threading.Thread(target=build, args=pair) for pair in ends.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, end in ends.items():
+        standing = DeltaIndex(str(tmp_path / str(number)), number).standing()
+        assert standing is not None
+        assert (standing.watermark, standing.rows) == (ts(end), 2)
+
+
+def test_dropping_removes_the_files_and_is_fine_twice(index: DeltaIndex) -> None:
+    index.drop()
+    assert not Path(index.uri).exists()
+    index.drop()
