@@ -82,6 +82,16 @@ class Aggregate(DeltaConsumer):
         """Return a DataFrame with the index's columns, typed as Spark types the measures."""
         return Grouping.of(build).compute(table)
 
+    def lineage(self) -> Mapping[str, tuple[str, ...]]:
+        """Groups are the table's columns; a measure comes from what it measures."""
+        grouping = Grouping.of(self.build)
+        groups = {name: (name,) for name in grouping.group_by}
+        measures = {
+            measure.name: (measure.column,) if measure.column else grouping.group_by
+            for measure in grouping.measures
+        }
+        return {**groups, **measures}
+
     def rows_of_snapshot(self, changes: Changes) -> DataFrame:
         """Return all groups, computed from all rows."""
         grouping = Grouping.of(self.build)

@@ -10,7 +10,7 @@ Consumers are importable without Spark: registration checks specs with them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -70,6 +70,19 @@ class ConsumerResult:
     """The index stood at the window's end already."""
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An index beside what a build from scratch would hold, at the index's watermark."""
+
+    watermark: TS
+    rows_expected: int
+    rows_found: int
+    sampled: int
+    """How many rows the checksums are over."""
+    same: bool
+    """Whether the checksums of the sample agree."""
+
+
 class Consumer(ABC):
     """Applies windows of changes to one index; one object per job and iteration."""
 
@@ -124,6 +137,14 @@ class Consumer(ABC):
             IndexBehindWindow: The index stands before the window's start.
             IndexContended: Another writer moved the index meanwhile.
         """
+
+    def lineage(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the index's columns, each with the table's columns that it is made from."""
+        return {}
+
+    def compare(self, changes: Changes) -> Comparison | None:
+        """Compare the index with a snapshot of its table at its watermark; None where it can't."""
+        return None
 
     @abstractmethod
     def watermark(self) -> TS:

@@ -73,6 +73,10 @@ class KeyedCopy(DeltaConsumer):
         """Return a DataFrame with the index's columns, made from one with the table's."""
         return table.select(*columns(build["columns"]))
 
+    def lineage(self) -> Mapping[str, tuple[str, ...]]:
+        """Each column is the table's column of that name."""
+        return {name: (name,) for name in self.build["columns"]}
+
     def rows_of_snapshot(self, changes: Changes) -> DataFrame:
         """Return the rows that belong, sorted so that a reader of a few values opens few files."""
         rows = changes.upserts

@@ -8,6 +8,7 @@ from dagster import Definitions, in_process_executor
 
 from iscp_dagster.joblog import JobLog
 from iscp_dagster.orchestration.assets import index_assets, table_asset
+from iscp_dagster.orchestration.checks import check_schedules, index_checks
 from iscp_dagster.orchestration.jobs import housekeeping
 from iscp_dagster.orchestration.outcome_sensors import outcome_sensors
 from iscp_dagster.orchestration.resources import IscpResource, SparkResource
@@ -26,17 +27,17 @@ def build_definitions(settings: Settings) -> Definitions:
             if isinstance(job, Job) and job.job_id == job.live_job_id:
                 jobs[job.table_id].append(job)
     assets = [table_asset(table, jobs[table.table_id]) for table in tables]
-    assets += [
-        index_assets(table, jobs[table.table_id], settings.warehouse)
-        for table in tables
-        if jobs[table.table_id]
-    ]
+    indexed = [table for table in tables if jobs[table.table_id]]
+    assets += [index_assets(table, jobs[table.table_id], settings.warehouse) for table in indexed]
     jobs_of_house, schedules = housekeeping()
     return Definitions(
         assets=assets,
+        asset_checks=[
+            index_checks(job, table) for table in indexed for job in jobs[table.table_id]
+        ],
         resources={"iscp": IscpResource(), "spark": SparkResource(spark_config={})},
         sensors=[*runner_sensors(settings.runner_shards), *outcome_sensors()],
         jobs=jobs_of_house,
-        schedules=schedules,
+        schedules=[*schedules, *check_schedules([job for group in jobs.values() for job in group])],
         executor=in_process_executor,
     )

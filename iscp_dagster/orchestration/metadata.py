@@ -10,9 +10,13 @@ from dagster import (
     MaterializeResult,
     MetadataValue,
     TableColumn,
+    TableColumnDep,
+    TableColumnLineage,
     TableSchema,
 )
 
+from iscp_dagster.consumers.base import IndexPlace
+from iscp_dagster.consumers.registry import get_consumer_class
 from iscp_dagster.errors import IscpError
 from iscp_dagster.iteration.request import IterationReport, JobReport, Tools
 from iscp_dagster.rules.model import TS, Table
@@ -57,6 +61,7 @@ def materialization(report: IterationReport, job: JobReport, tools: Tools) -> Ma
         "dagster/uri": job.uri,
         **_lag(report, job, tools),
         **_schema(job.uri),
+        **_lineage(report, job),
     }
     if result.row_count is not None:
         metadata["dagster/row_count"] = result.row_count
@@ -77,6 +82,23 @@ def _schema(uri: str) -> Mapping[str, Any]:
     except IscpError:
         # Not every store is a Delta table.
         return {}
+
+
+def _lineage(report: IterationReport, job: JobReport) -> Mapping[str, Any]:
+    """Tell which columns of the table each column of the index is made from."""
+    if job.job is None:
+        return {}
+    place = IndexPlace(job.key, job.job_id, job.uri)
+    lineage = get_consumer_class(job.job.spec.type)(place).lineage()
+    table = AssetKey(report.table.key.asset_path)
+    return {
+        "dagster/column_lineage": TableColumnLineage(
+            {
+                column: [TableColumnDep(table, name) for name in made_from]
+                for column, made_from in lineage.items()
+            }
+        )
+    }
 
 
 def _timestamp(ts: TS) -> MetadataValue:

@@ -50,6 +50,8 @@ def request_of(iteration: Iteration, jobs: Mapping[int, Job]) -> RunRequest:
         run_key=iteration.run_key,
         partition_key=iteration.window.partition_key,
         asset_selection=asset_keys(iteration),
+        # Checks have schedules of their own: an iteration does not wait for them.
+        asset_check_keys=[],
         tags=tags_of(iteration, jobs),
     )
 

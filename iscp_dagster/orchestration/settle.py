@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
@@ -34,6 +34,7 @@ UNCLAIMED_SECONDS = 90.0
 ENDING_SECONDS = 30.0
 """After its iteration a run only tells Dagster; one that has not ended by then is dead."""
 _LAST_ITERATIONS = 20
+_OLD_BEAT = timedelta(minutes=1)
 _LOOK_SECONDS = 10.0
 """The most that one look counts: while nobody looked, the log may have been away for the run."""
 
@@ -143,7 +144,7 @@ class LostRuns:
         tables = {flight.in_flight.run_id: flight.in_flight.table for flight in flights}
         queued = {f.in_flight.run_id for f in flights if f.status is DagsterRunStatus.QUEUED}
         beats = {record.run_id: record for record in log.iterations.open()}
-        self._listen((tables.keys() | beats.keys()) - queued, beats)
+        self._listen((tables.keys() | beats.keys()) - queued, beats, now)
         silent = []
         for run_id in self._beats:
             is_silent = self._is_silent(log, run_id, tables.get(run_id))
@@ -159,7 +160,9 @@ class LostRuns:
                 log.iterations.finish(beats[run_id].id, now=now, error="the run died")
         return silent
 
-    def _listen(self, run_ids: Iterable[str], beats: Mapping[str, IterationRecord]) -> None:
+    def _listen(
+        self, run_ids: Iterable[str], beats: Mapping[str, IterationRecord], now: datetime
+    ) -> None:
         clock = self._clock()
         passed = min(clock - self._looked, _LOOK_SECONDS)
         self._looked = clock
@@ -167,9 +170,14 @@ class LostRuns:
         heard: dict[str, datetime | None] = {}
         for run_id in run_ids:
             beat = beats[run_id].heartbeat_at if run_id in beats else None
-            same = run_id in self._beats and self._beats[run_id] == beat
-            silence[run_id] = self._silence[run_id] + passed if same else 0.0
             heard[run_id] = beat
+            if run_id not in self._beats:
+                # New here: a beat that is old by any clock counts as one look.
+                old = beat is not None and now - beat > _OLD_BEAT
+                silence[run_id] = _LOOK_SECONDS if old else 0.0
+            else:
+                same = self._beats[run_id] == beat
+                silence[run_id] = self._silence[run_id] + passed if same else 0.0
         self._silence, self._beats = silence, heard
 
     def _is_silent(self, log: JobLog, run_id: str, table: TableKey | None) -> bool:

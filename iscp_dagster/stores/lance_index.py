@@ -334,4 +334,5 @@ def is_conflict(error: OSError) -> bool:
     """Whether a commit failed only because another one came first."""
     from lance.commit import CommitConflictError
 
-    return isinstance(error, CommitConflictError)
+    # Commits of indexes and of compaction say so in their text alone.
+    return isinstance(error, CommitConflictError) or "concurrent transaction" in str(error)

@@ -169,11 +169,12 @@ class LanceReader:
         """Return a mask for rows by canonical key; one scan of the keys, for many queries."""
         import pyarrow as pa
         from lance.dataset import serialize_row_addrs
+        from pyarrow import compute
 
-        known = pa.array(list(keys), pa.string())
+        known = compute.SetLookupOptions(value_set=pa.array(list(keys), pa.string()))
         blocked: list[int] = []
         for batch in self.dataset.to_batches(columns=[KEY], with_row_id=True):
-            hit = batch.filter(batch.column(KEY).index_in(known).is_valid())
+            hit = batch.filter(compute.call_function("is_in", [batch.column(KEY)], known))
             blocked += hit.column("_rowid").to_pylist()
         return Mask(serialize_row_addrs(blocked))
 

@@ -70,7 +70,9 @@ class Shelf:
     @property
     def table(self) -> Table:
         """The table as the log would know it."""
-        return Table(TableKey("sys", "books", "shelf"), 1, self.uri, ("id", "at", "price"), "any", START)
+        return Table(
+            TableKey("sys", "books", "shelf"), 1, self.uri, ("id", "at", "price"), "any", START
+        )
 
     @property
     def version(self) -> int:
@@ -196,5 +198,3 @@ class Keeper:
 def same_key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """The key of a row of the table or of an index."""
     return row["id"], row["at"], row["price"]
-
-

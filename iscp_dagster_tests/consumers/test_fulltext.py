@@ -117,7 +117,14 @@ def test_what_an_index_is_built_from_never_changes(spark: SparkSession, tmp_path
     shelf.add(shelf.row(Title=None, body="Cafés running"))
     place = tmp_path / "index"
     first = Keeper.open(
-        spark, shelf, Fulltext, place, ("body",), tokenizer="simple", stem="true", language="English"
+        spark,
+        shelf,
+        Fulltext,
+        place,
+        ("body",),
+        tokenizer="simple",
+        stem="true",
+        language="English",
     )
     first.sync()
     shelf.add(shelf.row(Title="runs", body="he runs"))

@@ -25,7 +25,7 @@ START_SPEC = JobSpec(
 FIELDS: tuple[tuple[Callable[[int], dict[str, Any]], Callable[[JobSpec], int]], ...] = (
     (lambda n: {"priority": n}, lambda spec: spec.priority),
     (lambda n: {"description": str(n)}, lambda spec: int(spec.description)),
-    (lambda n: {"owners": [str(n)]}, lambda spec: int(spec.owners[0])),
+    (lambda n: {"owners": [f"team:{n}"]}, lambda spec: int(spec.owners[0].removeprefix("team:"))),
     (lambda n: {"max_window_versions": n}, lambda spec: spec.max_window_versions),
     (lambda n: {"max_window_bytes": n}, lambda spec: spec.max_window_bytes),
     (lambda n: {"timeout": f"{n}s"}, lambda spec: round(spec.timeout.total_seconds())),

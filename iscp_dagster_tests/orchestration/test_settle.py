@@ -310,6 +310,15 @@ def test_while_nobody_looks_nobody_is_silent(
     assert watch.status(run) is DagsterRunStatus.STARTED
 
 
+def test_a_beat_that_is_old_by_any_clock_takes_two_looks_only(
+    watch: Watch, changed: House, instance: DagsterInstance
+):
+    run, opened = started(changed, instance)
+    changed.log.iterations.heartbeat(opened, now() - timedelta(minutes=5))
+    assert watch.look() == []
+    assert watch.look() == [run.run_id]
+
+
 def test_silence_begins_anew_with_each_beat(
     watch: Watch, changed: House, instance: DagsterInstance
 ):

@@ -149,7 +149,9 @@ def test_the_key_of_a_row_can_t_be_taken_for_the_control_row(tmp_path: Path) -> 
     index = create(tmp_path / "index")
     since = apply(index, 3)
     rows = rows_of({900: "*"})
-    index.commit(since, Window(ts(3), ts(4)), Staged(index.stage(rows), tuple(rows["_pk"].to_pylist())))
+    index.commit(
+        since, Window(ts(3), ts(4)), Staged(index.stage(rows), tuple(rows["_pk"].to_pylist()))
+    )
     assert content(LanceIndex.open(index.uri))[900] == "*"
     standing = index.standing()
     assert standing is not None
