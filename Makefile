@@ -19,7 +19,7 @@ help: ## List the targets
 
 .venv/.dev: .venv/.runtime
 	@echo "installing the development tools into .venv"
-	@$(PIP) --editable '.[local,postgres,dev]'
+	@$(PIP) --editable '.[local,postgres,embed,jieba,dev]'
 	@touch $@
 
 install: .venv/.runtime ## Install into .venv

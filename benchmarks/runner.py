@@ -20,11 +20,8 @@ from benchmarks.runner_changes import MAX_RUNS, ChangeFigures, measure_changes
 from benchmarks.runner_quiet import QuietFigures, measure_quiet
 
 MOST_SECONDS = 1.0
-"""Of a quiet tick over 10,000 tables and 100,000 jobs; in proportion for others.
-
-The median has to keep it by the clock, the slowest on the processor, so that a busy machine is no
-miss; a slowest tick that is over it by the clock is noted.
-"""
+"""Of the slowest quiet tick over 10,000 tables and 100,000 jobs, by the clock; in proportion for
+others. The processor's part is printed beside it: on a busy machine the rest is waiting."""
 TIMES_LESS = 20
 """Than opening every table."""
 MOST_GROWTH = 2.0
@@ -47,14 +44,6 @@ def main(tables: int, jobs_per_table: int, quick: bool) -> None:
     console = Console()
     console.print(_quiet_grid(quiet))
     console.print(_changes_grid(changes))
-    large = quiet[-1]
-    if large.slowest_seconds > _allowed(large):
-        console.print(
-            f"note: the slowest quiet tick took {_seconds(large.slowest_seconds)} by the clock, "
-            f"over the limit; at most {_seconds(large.processor_slowest)} of a tick was its own",
-            style="yellow",
-            highlight=False,
-        )
     missed = _missed(quiet, changes)
     for target in missed:
         console.print(f"missed: {target}", style="red", highlight=False)
@@ -108,10 +97,9 @@ def _missed(quiet: Sequence[QuietFigures], changes: ChangeFigures) -> list[str]:
         for one in quiet
         if not one.all_unchanged
     ]
-    taken = max(large.median_seconds, large.processor_slowest)
-    if taken > _allowed(large):
+    if large.slowest_seconds > _allowed(large):
         missed.append(
-            f"a quiet tick over {large.jobs:,} jobs took {_seconds(taken)}, "
+            f"a quiet tick over {large.jobs:,} jobs took {_seconds(large.slowest_seconds)}, "
             f"more than {_seconds(_allowed(large))}"
         )
     if large.times_less < TIMES_LESS:

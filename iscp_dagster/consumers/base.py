@@ -150,6 +150,10 @@ class Consumer(ABC):
     def watermark(self) -> TS:
         """Return where the index stands, as the store itself says; 0 when there is none."""
 
+    def row_count(self) -> int | None:
+        """Return the rows in the index, as the store itself says; None where it does not tell."""
+        return None
+
     @abstractmethod
     def drop(self) -> None:
         """Remove the index with its files; nothing to remove is fine."""

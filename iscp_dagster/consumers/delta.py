@@ -149,6 +149,11 @@ class DeltaConsumer(Consumer):
         standing = self.index.standing()
         return TS.zero() if standing is None else standing.watermark
 
+    def row_count(self) -> int | None:
+        """Return the rows in the index, as its last commit tells."""
+        standing = self.index.standing()
+        return None if standing is None else standing.rows
+
     def drop(self) -> None:
         """Remove the index with its files."""
         self.index.drop()

@@ -3,6 +3,7 @@
 A row without any text (NULL or empty in all of its columns) is not in the index. How texts become
 words is settled when the index is made: `tokenizer` `icu` finds the words of every script,
 `ngram` parts of words, `simple` splits at what is no letter or digit, `jieba` knows Chinese best.
+A text may be inside a JSON column: `--columns title,doc:$.author.name`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from iscp_dagster.consumers.base import (
     ColumnFacts,
     SourceFacts,
     check_options,
+    find_column,
     parse_where,
     resolve_columns,
     split_list,
     split_names,
     unquote,
 )
-from iscp_dagster.consumers.lance import (
+from iscp_dagster.consumers.json_text import JsonPath
+from iscp_dagster.consumers.lance_base import (
     Build,
     LanceConsumer,
     check_stored,
@@ -55,7 +58,7 @@ class Fulltext(LanceConsumer):
     def make_build(cls, spec: JobSpec, pk: Sequence[str], facts: SourceFacts) -> Build:
         """Check the spec and settle what the index is made from."""
         check_options(spec, _OPTIONS)
-        texts = _text_columns(spec, facts)
+        texts, read = _texts(spec, facts)
         keys = resolve_columns("pk", pk, facts)
         check_stored("pk", keys)
         included = split_names("include", spec.options["include"]) if _has(spec, "include") else ()
@@ -63,19 +66,21 @@ class Fulltext(LanceConsumer):
         check_stored("include", more)
         where = parse_where(spec, facts)
         used = resolve_columns("where", where.columns if where else (), facts)
-        kept = tuple(dict.fromkeys((*keys, *texts, *more)))
-        stored = stored_names(kept)
+        names = [column.name for column in keys]
+        stored = stored_names(
+            tuple(dict.fromkeys((*names, *texts, *(column.name for column in more))))
+        )
         weights = _weights(spec, texts)
-        recipes: list[Recipe] = [_recipe(spec, stored[column.name]) for column in texts]
+        recipes: list[Recipe] = [_recipe(spec, stored[text]) for text in texts]
         return {
             "type": cls.type,
-            "key": [column.name for column in keys],
+            "key": names,
             "stored": stored,
-            "content": [column.name for column in texts],
+            "content": list(texts),
             "weights": {stored[name]: weight for name, weight in weights.items()},
             "recipes": write_recipes([*recipes, KeyRecipe()]),
             "where": None if where is None else where.text,
-            "source": {column.name: column.type for column in (*kept, *used)},
+            "source": {column.name: column.type for column in (*keys, *read, *more, *used)},
         }
 
     @classmethod
@@ -84,18 +89,30 @@ class Fulltext(LanceConsumer):
         return f"iscp_dagster.stores.lance_index.LanceIndex.open({uri!r}).text_search('words')"
 
 
-def _text_columns(spec: JobSpec, facts: SourceFacts) -> tuple[ColumnFacts, ...]:
+def _texts(spec: JobSpec, facts: SourceFacts) -> tuple[tuple[str, ...], tuple[ColumnFacts, ...]]:
+    """The texts to index, columns or paths into JSON columns, and the columns they are read from.
+
+    A column that is called like a path is a column.
+    """
     if not spec.columns:
         raise UsageError("columns: fulltext needs one at least", cure="write --columns title,body")
-    texts = resolve_columns("columns", spec.columns, facts)
-    for column in texts:
+    texts: list[str] = []
+    read: list[ColumnFacts] = []
+    for name in spec.columns:
+        path = None if find_column(facts, name) else JsonPath.parse(name)
+        (column,) = resolve_columns("columns", [path.column if path else name], facts)
         if column.type != "string" and not column.type.startswith(("varchar(", "char(")):
             raise UsageError(f"columns: {column.name!r} is {column.type}, not a text")
-    return texts
+        text = JsonPath(column.name, path.path).label if path else column.name
+        if text in texts:
+            raise UsageError(f"columns: {text!r} is named twice")
+        texts.append(text)
+        read.append(column)
+    return tuple(texts), tuple(dict.fromkeys(read))
 
 
-def _weights(spec: JobSpec, texts: Sequence[ColumnFacts]) -> Mapping[str, float]:
-    weights = {column.name: 1.0 for column in texts}
+def _weights(spec: JobSpec, texts: Sequence[str]) -> Mapping[str, float]:
+    weights = dict.fromkeys(texts, 1.0)
     spelling = {name.lower(): name for name in weights}
     for part in split_list("weights", spec.options["weights"]) if _has(spec, "weights") else ():
         name, _, text = part.rpartition(":")

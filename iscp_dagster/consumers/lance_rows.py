@@ -1,9 +1,10 @@
 """From batches of changed rows to the rows of a Lance index; runs on the driver and in Spark tasks.
 
 A *batch* has the columns `k0…` (the key), `c0…` (what the index stores), for a vector index
-`content` (its vector or text), and `gone` and `was`: whether the row is out of the index at the
-window's end, and was in it at the start. A *layout* turns a batch into rows as they are stored. A
-row that can't be is *refused*: its key is reported, and what the index had under it goes.
+`content` (its vector or text), and `gone`, `was` and `kept`: whether the row is out of the index at
+the window's end, was in it at the start, and has the content it had then. A *layout* turns a batch
+into rows as they are stored. A row that can't be is *refused*: its key is reported, and what the
+index had under it goes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ VECTOR = "vector"
 CONTENT = "content"
 GONE = "gone"
 WAS = "was"
+KEPT = "kept"
 REPORT = "kind string, text string"
 """The schema of what a Spark task reports: see `write_in_task`."""
 
@@ -57,7 +59,7 @@ class Layout:
         pks = _canonical([batch.column(name) for name in names[: self.keys]])
         gone = _bools(batch, GONE)
         refused = np.zeros(batch.num_rows, dtype=bool)
-        more, bad = self.content(batch, ~gone)
+        more, bad = self.content(batch, pks, ~gone)
         refused |= bad & ~gone
         kept = ~gone & ~refused
         rows = self._rows(batch, names, pks, more, kept)
@@ -70,7 +72,7 @@ class Layout:
         )
 
     def content(
-        self, batch: pa.RecordBatch, wanted: np.ndarray
+        self, batch: pa.RecordBatch, pks: pa.Array, wanted: np.ndarray
     ) -> tuple[Mapping[str, pa.Array], np.ndarray]:
         """Return further columns, and which rows are to be refused."""
         import numpy as np
@@ -101,14 +103,40 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Vectors:
+    """Vectors that an index has already, at one version: a text that stayed needs no embedder."""
+
+    uri: str
+    version: int
+    options: Mapping[str, str] | None
+
+    def of(self, pks: list[str], dimension: int) -> dict[str, np.ndarray]:
+        """Return the vectors of these keys, as far as there are any."""
+        import numpy as np
+
+        from iscp_dagster.stores.lance_index import KEY, open_dataset
+
+        dataset = open_dataset(self.uri, self.version, self.options)
+        if dataset is None or not pks:
+            return {}
+        from pyarrow.compute import field as column
+
+        found = dataset.to_table(columns=[KEY, VECTOR], filter=column(KEY).isin(pks))
+        flat = found[VECTOR].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        matrix = flat.astype(np.float32).reshape(-1, dimension)
+        return dict(zip(found[KEY].to_pylist(), matrix, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
 class VectorLayout(Layout):
     """A layout with a vector, given or made from a text."""
 
     metric: str = "l2"
     embedder: str | None = None
+    known: Vectors | None = None
 
     def content(
-        self, batch: pa.RecordBatch, wanted: np.ndarray
+        self, batch: pa.RecordBatch, pks: pa.Array, wanted: np.ndarray
     ) -> tuple[Mapping[str, pa.Array], np.ndarray]:
         """Return the vectors; refused are those of another dimension, with NaN or infinity.
 
@@ -123,12 +151,35 @@ class VectorLayout(Layout):
         if self.embedder is None:
             matrix = _matrix(batch.column(CONTENT), dimension)
         else:
-            matrix = _embedded(batch.column(CONTENT), wanted, dimension, self.embedder)
+            matrix = self._embedded(batch, pks.to_pylist(), wanted, dimension)
         good = np.isfinite(matrix).all(axis=1)
         if self.metric == "cosine":
             good = np.logical_and(good, matrix.any(axis=1))
         flat = pa.array(matrix.reshape(-1), pa.float32())
         return {VECTOR: pa.FixedSizeListArray.from_arrays(flat, dimension)}, np.logical_not(good)
+
+    def _embedded(
+        self, batch: pa.RecordBatch, pks: list[str], wanted: np.ndarray, dimension: int
+    ) -> np.ndarray:
+        """The vectors of the texts that are wanted; only those that changed meet the embedder."""
+        import numpy as np
+
+        from iscp_dagster.embedders.registry import get_embedder
+
+        matrix = np.zeros((len(pks), dimension), dtype=np.float32)
+        kept = np.logical_and(_bools(batch, KEPT), wanted)
+        known: dict[str, np.ndarray] = {}
+        if self.known is not None and kept.any():
+            known = self.known.of([pks[row] for row in np.flatnonzero(kept)], dimension)
+        texts, rows = batch.column(CONTENT).to_pylist(), []
+        for row in np.flatnonzero(wanted):
+            if kept[row] and pks[row] in known:
+                matrix[row] = known[pks[row]]
+            else:
+                rows.append(row)
+        if rows and self.embedder is not None:
+            matrix[rows] = get_embedder(self.embedder).embed([texts[row] for row in rows])
+        return matrix
 
 
 @dataclass(slots=True)
@@ -251,19 +302,6 @@ def _matrix(vectors: pa.Array, dimension: int) -> np.ndarray:
     with np.errstate(over="ignore"):
         values = flat.to_numpy(zero_copy_only=False).astype(np.float32)
     matrix[mask] = values.reshape(-1, dimension)
-    return matrix
-
-
-def _embedded(texts: pa.Array, wanted: np.ndarray, dimension: int, embedder: str) -> np.ndarray:
-    """The vectors of the texts that are wanted; the others are never shown to the embedder."""
-    import numpy as np
-
-    from iscp_dagster.embedders.registry import get_embedder
-
-    matrix = np.zeros((len(texts), dimension), dtype=np.float32)
-    if wanted.any():
-        chosen = [text for text, want in zip(texts.to_pylist(), wanted, strict=True) if want]
-        matrix[wanted] = get_embedder(embedder).embed(chosen)
     return matrix
 
 

@@ -22,22 +22,31 @@ from iscp_dagster.consumers.base import (
     resolve_columns,
     split_names,
 )
-from iscp_dagster.consumers.lance import (
+from iscp_dagster.consumers.lance_base import (
     Build,
     LanceConsumer,
     check_stored,
     read_choice,
     stored_names,
 )
-from iscp_dagster.consumers.lance_rows import CONTENT, GONE, VECTOR, Layout, Tally, VectorLayout
+from iscp_dagster.consumers.lance_rows import (
+    CONTENT,
+    GONE,
+    VECTOR,
+    Layout,
+    Tally,
+    VectorLayout,
+    Vectors,
+)
 from iscp_dagster.embedders.registry import get_embedder
 from iscp_dagster.errors import BuildMismatch, RowsRefused, UsageError
 from iscp_dagster.rules.spec import JobSpec
-from iscp_dagster.stores.lance_index import LanceStanding, open_dataset
+from iscp_dagster.stores.lance_index import LanceStanding, open_dataset, storage_options
 from iscp_dagster.stores.lance_segments import KeyRecipe, VectorRecipe, write_recipes
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from lance import LanceDataset
     from pyspark.sql import Column, DataFrame
 
 METRICS = ("l2", "cosine", "dot")
@@ -80,7 +89,7 @@ class Vector(LanceConsumer):
         return {
             "type": cls.type,
             "key": [one.name for one in keys],
-            "stored": stored_names(kept),
+            "stored": stored_names([one.name for one in kept]),
             "content": [column.name],
             "embedder": embedder,
             "dimension": dimension,
@@ -102,15 +111,16 @@ class Vector(LanceConsumer):
         dimension = build["dimension"]
         return stored if dimension is None else stored.append(_field(dimension))
 
-    def layout(self, schema: pa.Schema) -> Layout:
-        """Return how rows are laid out in a dataset of that schema."""
+    def layout(self, dataset: LanceDataset) -> Layout:
+        """Return how rows are laid out in the dataset."""
         keys, embedder = len(self.build["key"]), self.build["embedder"]
         return VectorLayout(
-            schema,
+            dataset.schema,
             keys,
             len(self.build["stored"]) - keys,
             metric=self.build["metric"],
             embedder=None if embedder is None else embedder["name"],
+            known=Vectors(self.place.uri, dataset.version, storage_options(self.place.uri)),
         )
 
     def content(self, image: Column) -> list[Column]:

@@ -75,6 +75,7 @@ def claim_jobs(request: IterationRequest, tools: Tools) -> Claim:
         IscpError: None could be had; the first one's reason.
     """
     table = tools.log.tables.get(request.table)
+    _check_end(table, request.window)
     held: list[Claimed] = []
     refused: list[tuple[JobKey, IscpError]] = []
     for name in request.job_names:
@@ -188,6 +189,21 @@ def _set_right(job: Job, stands_at: TS, tools: Tools) -> None:
     # Lost to somebody who moved the job meanwhile: then it is theirs.
     changes = {"watermark": stands_at, "stage": stage, "state": JobState.COMPLETED}
     tools.log.jobs.compare_and_set_many([(job, changes)])
+
+
+def _check_end(table: Table, window: Window) -> None:
+    """Refuse a window that ends where the table has never been; one that is gone says so later."""
+    end, log = window.end, open_log(table.uri, {})
+    if end.is_zero:
+        raise WindowRefused("the window 0_0 holds nothing")
+    if log.has(end.version) or log.versions(end.version):
+        return
+    newest = log.versions(0)
+    if newest:
+        raise WindowRefused(
+            f"window ends at {_place(end)}, {table.key} stands at v{newest[-1]}",
+            cure="choose a window of the table's history, or run `iscp sync`",
+        )
 
 
 def _check_start(job: JobKey, table: Table, stands_at: TS, window: Window) -> None:

@@ -9,16 +9,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from iscp_dagster.consumers.base import ConsumerResult
-from iscp_dagster.errors import ClaimLost, IterationCanceled
+from iscp_dagster.errors import (
+    ClaimLost,
+    IterationCanceled,
+    SourceTableMissing,
+    SourceTableReplaced,
+    UnknownDeltaTable,
+)
 from iscp_dagster.iteration.claim import Claim, Claimed, claim_jobs
 from iscp_dagster.iteration.fan_out import FanOut, Member, MemberResult
 from iscp_dagster.iteration.faults import reach
 from iscp_dagster.iteration.heartbeat import beating
 from iscp_dagster.iteration.record import record
 from iscp_dagster.iteration.request import IterationReport, IterationRequest, Tools
-from iscp_dagster.rules.model import IterationKind, Job, Window
+from iscp_dagster.rules.model import IterationKind, Job, Table, Window
 from iscp_dagster.sources.changes import ChangeKind, retrieve_or_snapshot
-from iscp_dagster.sources.facts import read_facts
+from iscp_dagster.sources.facts import TableFacts, read_facts
 from iscp_dagster.spark.cancel import interrupt, tagged
 
 if TYPE_CHECKING:
@@ -58,6 +64,7 @@ class IterationRun:
             scan_seconds=scan_seconds,
             seconds=time.monotonic() - started,
         )
+        reach("before_log")
         report = replace(report, jobs=record(claim, report, results, self._tools))
         reach("after_log")
         if self._canceled:
@@ -123,7 +130,7 @@ class IterationRun:
         self, claim: Claim, todo: Sequence[Claimed], spark: SparkSession, stack: ExitStack
     ) -> tuple[list[Member], list[MemberResult]]:
         """Make the consumers ready; one that can't start leaves the others be."""
-        facts = read_facts(claim.table.uri)
+        facts = _facts_of(claim.table)
         members: list[Member] = []
         broken: list[MemberResult] = []
         for claimed in todo:
@@ -144,6 +151,21 @@ class IterationRun:
             raise InterruptedError("canceled")
 
 
+def _facts_of(table: Table) -> TableFacts:
+    """Read the table's facts; another table in its place is none of these jobs' business."""
+    try:
+        facts = read_facts(table.uri)
+    except UnknownDeltaTable as error:
+        raise SourceTableMissing(f"{table.key}: {table.uri} is no Delta table any more") from error
+    if facts.delta_id != table.delta_id:
+        raise SourceTableReplaced(
+            f"{table.key}: another table ({facts.delta_id}) stands at {table.uri}"
+        )
+    return facts
+
+
 def _already_there(claimed: Claimed) -> MemberResult:
-    result = ConsumerResult(watermark=claimed.stands_at, no_op=True)
+    result = ConsumerResult(
+        watermark=claimed.stands_at, row_count=claimed.consumer.row_count(), no_op=True
+    )
     return MemberResult(claimed.job, result, None, 0.0)

@@ -38,6 +38,7 @@ class UnreadableRow:
     table_id: int
     change_seq: int
     reason: str
+    drop_at: datetime | None = None
 
 
 def jobs_query():
@@ -83,7 +84,7 @@ def to_job(row: Row[Any]) -> Job | UnreadableRow:
         )
     except (ValueError, TypeError, AttributeError, UsageError) as error:
         reason = f"the log's row can't be read by this version: {_first_problem(error)}"
-        return UnreadableRow(key, row.job_id, row.table_id, row.change_seq, reason)
+        return UnreadableRow(key, row.job_id, row.table_id, row.change_seq, reason, row.drop_at)
 
 
 _specs: dict[str, JobSpec] = {}

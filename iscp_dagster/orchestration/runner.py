@@ -136,10 +136,10 @@ class Runner:
             self._not_loaded.pop(row.job_id, None)
             if not self._is_mine(row.key.table_key):
                 continue
+            if row.drop_at is not None:
+                continue
             if isinstance(row, UnreadableRow):
                 self._unreadable[row.job_id] = row
-            elif row.drop_at is not None:
-                continue
             elif self._is_loaded is None or self._is_loaded(row.key):
                 self._logged[row.job_id] = row
                 self._jobs[row.job_id] = _as_moved(row, known, logged)

@@ -161,7 +161,10 @@ def _worth_waiting(
 
 def _behind(tick: Tick) -> Iterator[tuple[Job | UnreadableRow, str]]:
     for job, reason in tick.plan.reasons():
-        stuck = job.state is JobState.ERROR or job.attempt > 0 or job.paused_at is not None
+        if job.paused_at is not None:
+            # It stands still because somebody wants it to.
+            continue
+        stuck = job.state is JobState.ERROR or job.attempt > 0
         if stuck or job.key.table_key in tick.unprobed:
             yield job, reason
     for row in tick.unreadable:

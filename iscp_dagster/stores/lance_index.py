@@ -202,15 +202,23 @@ class LanceIndex:
             store.delete([entry["path"] for entry in batch])
 
 
-def open_dataset(uri: str, version: int | None = None) -> LanceDataset | None:
-    """Open the dataset at a uri; None when there is none, or not that version."""
+def open_dataset(
+    uri: str, version: int | None = None, options: Mapping[str, str] | None = None
+) -> LanceDataset | None:
+    """Open the dataset at a uri; None when there is none, or not that version.
+
+    Args:
+        uri: Where it is.
+        version: Which one; the newest by default.
+        options: Storage options, in a process whose environment does not hold them.
+    """
     if provider_of(uri) == "local" and not local_path(uri).exists():
         return None  # a first sync asks this before Spark has started: don't import Lance for it
     import lance
 
-    options = storage_options(uri)
+    settings = dict(options) if options else storage_options(uri)
     try:
-        return lance.dataset(dataset_uri(uri), version=version, storage_options=options)
+        return lance.dataset(dataset_uri(uri), version=version, storage_options=settings)
     except ValueError as error:
         if "not found" in str(error).lower():
             return None

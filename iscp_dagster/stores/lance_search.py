@@ -178,6 +178,31 @@ class LanceReader:
             blocked += hit.column("_rowid").to_pylist()
         return Mask(serialize_row_addrs(blocked))
 
+    def recall(self, queries: int = 20, k: int = 10, seed: int = 0) -> float:
+        """Return the share of the true nearest that a search names, for vectors of its own.
+
+        Args:
+            queries: How many of the index's vectors to search by.
+            k: How many neighbours each.
+            seed: Picks the vectors.
+        """
+        import random
+
+        (column,) = (one.column for one in self._recipes if isinstance(one, VectorRecipe))
+        if column not in self.dataset.schema.names or not self.rows:
+            return 1.0
+        picks = random.Random(seed).sample(range(self.rows + 1), min(queries, self.rows))
+        picked = self.dataset.take(sorted(picks), columns=[column])[column].to_pylist()
+        found = expected = 0
+        for vector in picked:
+            if vector is None:  # the control row
+                continue
+            true = set(self.vector_search(vector, k, exact=True, columns=())[KEY].to_pylist())
+            named = set(self.vector_search(vector, k, columns=())[KEY].to_pylist())
+            expected += len(true)
+            found += len(true & named)
+        return found / expected if expected else 1.0
+
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows: `_pk` and the stored columns, under the table's names."""
         found = self.dataset.to_table(columns=self._select(columns), filter=f"{CONTROL} IS NULL")

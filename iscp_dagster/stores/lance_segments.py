@@ -8,8 +8,9 @@ segment costs speed, never rows.
 
 Deleted rows stay in a text segment's statistics until it is built anew, and weigh on the scores; so
 a text index is *renewed* once such rows are more than `MAX_STALE` of it. Segments of a vector index
-round their vectors by the range of values that the first one saw; they are merged only where an
-index trained anew would cost too much, and searches rank by the exact vectors in any case.
+round their vectors by the range of values that the first one saw, and vectors outside of it become
+all alike. So a vector index is trained anew once it has *outgrown* what it learned, and rather than
+merged, unless that costs too much. Searches rank by the exact vectors in any case.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ MAX_SEGMENTS = 8
 MAX_STALE = 0.1
 FLAT_BELOW = 20_000
 """A vector index of fewer rows has no segments: looking at every vector is exact, and fast."""
-RETRAIN_BELOW = 500_000
+RETRAIN_BELOW = 2_000_000
 """Up to so many rows, training a vector index anew is cheap enough to do it at every merge."""
+OUTGROWN = 0.5
+"""With so many new vectors for each one that is indexed, an index no longer knows their range."""
 KEY_INDEX_FROM = 2_000_000
 """From so many rows on, keys are looked up in an index of their own."""
 
@@ -89,6 +92,10 @@ class TextRecipe:
         documents = sum(one.get("num_docs", 0) for one in found["segments"])
         return documents - found["num_indexed_rows"] > MAX_STALE * found["num_indexed_rows"]
 
+    def outgrown(self, dataset: LanceDataset) -> bool:
+        """Words need no training."""
+        return False
+
     def renew_on_merge(self, rows: int) -> bool:
         """Merging is as good as building anew, as long as nothing is worn."""
         return False
@@ -124,6 +131,11 @@ class VectorRecipe:
         """Deleted vectors weigh on nothing."""
         return False
 
+    def outgrown(self, dataset: LanceDataset) -> bool:
+        """Whether the new vectors are too many for what was learned from the old ones."""
+        found = dataset.stats.index_stats(self.name)
+        return found["num_unindexed_rows"] > OUTGROWN * found["num_indexed_rows"]
+
     def renew_on_merge(self, rows: int) -> bool:
         """Vectors move on, and training anew follows them."""
         return rows < RETRAIN_BELOW
@@ -154,6 +166,10 @@ class KeyRecipe:
 
     def worn(self, dataset: LanceDataset) -> bool:
         """Deleted keys weigh on nothing."""
+        return False
+
+    def outgrown(self, dataset: LanceDataset) -> bool:
+        """Keys need no training."""
         return False
 
     def renew_on_merge(self, rows: int) -> bool:
@@ -209,14 +225,13 @@ def _keep_one(dataset: LanceDataset, recipe: Recipe, rows: int) -> None:
         return
     # The control row's fragment changes with every window and holds nothing to be found.
     there = {one.fragment_id for one in dataset.get_fragments()} - {control_fragment(dataset)}
-    if there and not covered & there:
-        recipe.build(dataset)  # a snapshot replaced every row that was indexed
+    snapshot = bool(there) and not covered & there  # every row that was indexed is gone
+    if snapshot or recipe.worn(dataset) or recipe.outgrown(dataset):
+        recipe.build(dataset)
         return
     if there - covered:
         dataset.optimize.optimize_indices(num_indices_to_merge=0, index_names=[recipe.name])
-    if recipe.worn(dataset):
-        recipe.build(dataset)
-    elif (count := segments_of(dataset, recipe)) > MAX_SEGMENTS:
+    if (count := segments_of(dataset, recipe)) > MAX_SEGMENTS:
         if recipe.renew_on_merge(rows):
             recipe.build(dataset)
         else:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
 from iscp_dagster.consumers.base import ConsumerResult, IndexPlace
-from iscp_dagster.consumers.lance import LanceConsumer
+from iscp_dagster.consumers.lance_base import LanceConsumer
 from iscp_dagster.rules.model import TS, Table, TableKey, Window
 from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.sources.changes import Changes, retrieve_or_snapshot

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from iscp_dagster.consumers.fulltext import Fulltext
+from iscp_dagster.consumers.json_text import JsonPath
 from iscp_dagster.errors import IndexBehindWindow, SourceColumnChanged, UsageError
 from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
@@ -165,6 +166,61 @@ def test_only_rows_that_the_filter_lets_in_are_found(spark: SparkSession, tmp_pa
     assert set(keeper.reader.text_search("dune")["id"].to_pylist()) == {3, 4}
 
 
+DOCUMENTS = (
+    '{"a": {"b": "amber \\"q\\" \\u00fc"}, "n": 1.50}',
+    '{"a": {"b": ["x", {"c": "dune"}, null, true, 1e3, -1.25e10, 1e-5, 123456789012345678901]}}',
+    '{"a": {"b": {"c": [1, 2.0], "d": null, "e": "é"}}}',
+    '{"a": {"b": 1.50}}',
+    '{"a": {"b": true}}',
+    '{"a": {"b": null}}',
+    '{"a": {"b": ""}}',
+    '{"a": "b"}',
+    "[1, 2]",
+    "no json",
+    "",
+    None,
+)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "path", ["$.a.b", "$.a", "$.n", "$.a.b[1].c", "$.a.b[0]", "$.a.b[7]", "$[1]"]
+)
+def test_a_path_reads_the_same_with_and_without_spark(spark: SparkSession, path: str) -> None:
+    from pyspark.sql import functions as fn
+
+    rows = spark.createDataFrame(list(enumerate(DOCUMENTS)), "id int, doc string")
+    read = rows.select("id", fn.get_json_object("doc", path).alias("text")).collect()
+    found = JsonPath.parse(f"doc:{path}")
+    assert found is not None
+    assert {row["id"]: row["text"] for row in read} == {
+        number: found.read(document) for number, document in enumerate(DOCUMENTS)
+    }
+
+
+@pytest.mark.spark
+def test_texts_inside_json_are_found_and_only_their_changes_matter(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    shelf = Shelf.create(tmp_path / "source", [])
+    shelf.add(
+        shelf.row(body='{"title": "amber dune", "pages": 3}'),
+        shelf.row(body='{"title": null, "pages": 4}'),
+        shelf.row(body="no json"),
+    )
+    keeper = Keeper.open(
+        spark, shelf, Fulltext, tmp_path / "index", ("body:$.title",), weights="body:$.title:2"
+    )
+    assert keeper.sync().row_count == 1
+    (row,) = keeper.reader.text_search("dune").to_pylist()
+    assert (row["id"], row["body:$.title"]) == (1, "amber dune")
+    shelf.update({"body": """'{"title": "amber dune", "pages": 9}'"""}, "id = 1")
+    assert keeper.sync().rows_skipped == 1
+    shelf.update({"body": """'{"title": "fjord"}'"""}, "id <= 2")
+    assert keeper.sync().rows_upserted == 2
+    assert set(keeper.reader.text_search("fjord")["id"].to_pylist()) == {1, 2}
+
+
 @dataclass(frozen=True)
 class Column:
     name: str
@@ -187,6 +243,9 @@ class Facts:
         ((), {}, "columns: fulltext needs one"),
         (("id",), {}, "columns: 'id' is bigint"),
         (("nope",), {}, "columns: no column 'nope'"),
+        (("nope:$.a",), {}, "columns: no column 'nope'"),
+        (("body:$.a", "BODY:$.a"), {}, "columns: 'body:$.a' is named twice"),
+        (("tags:$.a",), {}, "columns: 'tags' is array<string>"),
         (("body",), {"tokenizer": "lucene"}, "tokenizer: 'lucene'"),
         (("body",), {"stem": "yes"}, "stem: 'yes'"),
         (("body",), {"language": "German"}, "language: "),

@@ -188,6 +188,24 @@ def test_only_rows_whose_text_changed_are_embedded_again(
 
 
 @pytest.mark.spark
+def test_a_text_that_stayed_keeps_its_vector_when_other_columns_change(
+    spark: SparkSession, tmp_path: Path, counting: Counting
+) -> None:
+    shelf = Shelf.create(tmp_path / "source", [])
+    shelf.add(*(shelf.row(body=body, stock=1) for body in ("aa", "bbb")))
+    keeper = Keeper.open(
+        spark, shelf, Vector, tmp_path / "index", ("body",), embedder="counting", include="stock"
+    )
+    keeper.sync()
+    counting.asked.clear()
+    shelf.update({"stock": "7"}, "id = 2")
+    assert keeper.sync().rows_upserted == 1
+    assert counting.asked == []
+    (row,) = keeper.reader.vector_search([3.0, 0.0, 1.0], 1).to_pylist()
+    assert (row["id"], row["stock"], row["_score"]) == (2, 7, 0.0)
+
+
+@pytest.mark.spark
 def test_another_version_of_the_embedder_is_not_mixed_in(
     spark: SparkSession, tmp_path: Path, counting: Counting
 ) -> None:

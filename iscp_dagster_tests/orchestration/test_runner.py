@@ -190,6 +190,16 @@ def test_an_unreadable_row_is_no_longer_reported_once_it_can_be_read(house: Hous
     assert bad.job_id in runner.jobs
 
 
+def test_an_unreadable_row_is_no_longer_reported_once_it_is_dropped(house: House):
+    house.table()
+    bad = house.standing("items", "odd", 0)
+    house.database("update mo_iscp_log set job_state = 'dancing'")
+    runner = Runner(house.log)
+    assert [row.key.name for row in tick(runner).unreadable] == ["odd"]
+    assert api.unregister_job("shop.items", bad.key.name, log=house.log)
+    assert tick(runner).unreadable == ()
+
+
 def test_a_table_that_cant_be_read_is_reported_and_the_others_go_on(house: House):
     for name in ("bad", "good"):
         house.table(name)

@@ -28,6 +28,7 @@ from iscp_dagster.rules.model import Job, JobState
 from iscp_dagster.settings import Settings
 from iscp_dagster.stores.paths import index_uri
 from iscp_dagster_tests.orchestration.house import House, now, run_of
+from iscp_dagster_tests.orchestration.processes import is_running, spark_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -311,6 +312,15 @@ def test_only_the_named_tables_are_synced(house: House, instance: DagsterInstanc
     assert house.job("b").watermark.is_zero
 
 
+def test_a_paused_job_stands_still_and_is_nobodys_failure(house: House, instance: DagsterInstance):
+    house.table("a")
+    job = house.register("a")
+    api.pause_job("shop.a", job.key.name, log=house.log)
+    report = sync(house.settings, instance)
+    assert (report.iterations, report.behind) == (0, ())
+    assert house.job("a").watermark.is_zero
+
+
 def test_what_a_dead_daemon_left_in_the_queue_is_taken_over(
     house: House, instance: DagsterInstance
 ):
@@ -428,7 +438,7 @@ def test_an_interrupt_ends_a_sync_with_its_spark_and_counts_no_failure(
     house.register()
     process = processes("hang@before_apply:look")
     until(lambda: house.job().state is JobState.RUNNING, "the job is running")
-    java = until(lambda: children(process.pid, "java"), "Spark is there")
+    java = until(lambda: spark_of(process.pid), "Spark is there")
     process.send_signal(signal.SIGINT)
     assert process.wait(WAIT_SECONDS) == 130
     until(lambda: not any(map(is_running, java)), "Spark is gone")
@@ -453,29 +463,6 @@ def run_window(
         raise_on_error=False,
     )
     return result.success
-
-
-def children(pid: int, name: str) -> list[int]:
-    """Return the processes below one that run a program."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = status.read_text()
-        except OSError:
-            continue
-        program, _, rest = text.partition("(")[2].rpartition(")")
-        fields = rest.split()
-        if int(fields[1]) == pid and fields[0] != "Z":
-            child = int(status.parent.name)
-            found += [child] if program == name else children(child, name)
-    return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _held(job: Job, run_id: str):

@@ -22,9 +22,11 @@ from iscp_dagster.consumers.base import (
     SourceFacts,
     find_column,
 )
+from iscp_dagster.consumers.json_text import JsonPath
 from iscp_dagster.consumers.lance_rows import (
     CONTENT,
     GONE,
+    KEPT,
     REPORT,
     WAS,
     Layout,
@@ -57,6 +59,7 @@ from iscp_dagster.stores.lance_segments import keep_indexed, read_recipes
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from lance import LanceDataset
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from iscp_dagster.sources.changes import Changes
@@ -85,7 +88,8 @@ class LanceConsumer(Consumer):
         """Check the spec and settle what the index is made from.
 
         The build has `type`, `key`, `stored` (column to stored name, the key first), `content`
-        (the columns whose absence keeps a row out), `where`, `recipes` and `source`.
+        (the columns whose absence keeps a row out), `where`, `recipes` and `source`. A stored or
+        content column may be a path into a JSON column.
         """
 
     @classmethod
@@ -178,15 +182,24 @@ class LanceConsumer(Consumer):
 
         return pa.schema(
             [
-                (stored, arrow_type(build["source"][name]))
+                (stored, arrow_type(build["source"].get(name, "string")))
                 for name, stored in build["stored"].items()
             ]
         )
 
-    def layout(self, schema: pa.Schema) -> Layout:
-        """Return how rows are laid out in a dataset of that schema."""
+    def layout(self, dataset: LanceDataset) -> Layout:
+        """Return how rows are laid out in the dataset."""
         keys = len(self.build["key"])
-        return Layout(schema, keys, len(self.build["stored"]) - keys)
+        return Layout(dataset.schema, keys, len(self.build["stored"]) - keys)
+
+    def value(self, image: Column, name: str) -> Column:
+        """Return a column of a row, or what a path finds in one."""
+        from pyspark.sql import functions as fn
+
+        path = None if name in self.build["source"] else JsonPath.parse(name)
+        if path is None:
+            return image.getField(name)
+        return fn.get_json_object(image.getField(path.column), path.path)
 
     def content(self, image: Column) -> list[Column]:
         """Return further columns to read from a row."""
@@ -198,7 +211,7 @@ class LanceConsumer(Consumer):
 
         there = fn.lit(False)
         for name in self.build["content"]:
-            value = image.getField(name)
+            value = self.value(image, name)
             there |= value.isNotNull() & (value != "")
         return there
 
@@ -219,20 +232,21 @@ class LanceConsumer(Consumer):
         image = fn.struct(*_columns(changes.columns)).alias("after")
         rows = changes.upserts.select(image)
         rows = rows.where(self._belongs("after"))
-        return self._laid_out(rows, fn.col("after"), fn.lit(False), fn.lit(False))
+        return self._laid_out(rows, fn.col("after"), fn.lit(False), fn.lit(False), fn.lit(False))
 
     def _changed(self, changes: Changes) -> DataFrame:
         """The rows of a tail that matter to this index."""
         from pyspark.sql import functions as fn
 
         was, is_in = self._belongs("before"), self._belongs("after")
-        same = was & is_in
-        for name in self._content_columns():
-            same &= fn.col("before").getField(name).eqNullSafe(fn.col("after").getField(name))
+        kept = was & is_in & self._same(self.build["content"])
+        same = kept & self._same(self.build["stored"])
         rows = changes.net.where(~fn.col("once") | ((was | is_in) & ~same))
-        return self._laid_out(rows, fn.col("key"), ~is_in, was)
+        return self._laid_out(rows, fn.col("key"), ~is_in, was, kept & fn.col("once"))
 
-    def _laid_out(self, rows: DataFrame, key: Column, gone: Column, was: Column) -> DataFrame:
+    def _laid_out(
+        self, rows: DataFrame, key: Column, gone: Column, was: Column, kept: Column
+    ) -> DataFrame:
         """Select what `lance_rows` reads, under its names."""
         from pyspark.sql import functions as fn
 
@@ -241,10 +255,11 @@ class LanceConsumer(Consumer):
         others = [name for name in self.build["stored"] if name not in keys]
         return rows.select(
             *(key.getField(name).alias(f"k{i}") for i, name in enumerate(keys)),
-            *(after.getField(name).alias(f"c{i}") for i, name in enumerate(others)),
+            *(self.value(after, name).alias(f"c{i}") for i, name in enumerate(others)),
             *(column.alias(CONTENT) for column in self.content(after)),
             gone.alias(GONE),
             was.alias(WAS),
+            kept.alias(KEPT),
         )
 
     def _stage(self, rows: DataFrame, at_most: int) -> tuple[tuple[str, ...], Tally]:
@@ -252,7 +267,7 @@ class LanceConsumer(Consumer):
         dataset = open_dataset(self.place.uri)
         if dataset is None:
             raise BuildMismatch(f"there is no index at {self.place.uri}")
-        layout = self.layout(dataset.schema)
+        layout = self.layout(dataset)
         if at_most > self.driver_rows:
             write = _task(layout, self.place.uri, storage_options(self.place.uri))
             return read_reports(rows.mapInArrow(write, REPORT).toArrow())
@@ -272,9 +287,15 @@ class LanceConsumer(Consumer):
             there &= fn.expr(render_spark(where, image))
         return fn.coalesce(there, fn.lit(False))
 
-    def _content_columns(self) -> tuple[str, ...]:
-        """The columns whose values the index holds, in one form or another."""
-        return tuple(dict.fromkeys((*self.build["stored"], *self.build["content"])))
+    def _same(self, names: Iterable[str]) -> Column:
+        """Whether columns have the values that they had before the window."""
+        from pyspark.sql import functions as fn
+
+        before, after = fn.col("before"), fn.col("after")
+        same = fn.lit(True)
+        for name in names:
+            same &= self.value(before, name).eqNullSafe(self.value(after, name))
+        return same
 
     def _keep_indexed(self) -> None:
         dataset = open_dataset(self.place.uri)
@@ -288,11 +309,10 @@ class LanceConsumer(Consumer):
         return standing
 
 
-def stored_names(columns: Sequence[ColumnFacts]) -> dict[str, str]:
+def stored_names(columns: Sequence[str]) -> dict[str, str]:
     """Give each column the name it is stored under: its own where that is plain, else `c<n>`."""
     names: dict[str, str] = {}
-    for number, column in enumerate(columns):
-        name = column.name
+    for number, name in enumerate(columns):
         plain = name.isascii() and name.isidentifier() and name.islower() and name not in _TAKEN
         clash = any(name == f"c{i}" for i in range(len(columns)))
         names[name] = name if plain and not clash else f"c{number}"

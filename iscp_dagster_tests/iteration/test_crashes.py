@@ -1,0 +1,80 @@
+"""A power cut at each point of a shared iteration, then running again."""
+
+from __future__ import annotations
+
+import signal
+from datetime import timedelta
+
+import pytest
+from dagster import DagsterRunStatus
+
+from iscp_dagster.orchestration import settle
+from iscp_dagster.rules import backoff
+from iscp_dagster.rules.model import JobState
+from iscp_dagster.stores.delta_index import DeltaIndex
+from iscp_dagster_tests.iteration.works import DELTA, NAMES, WAIT_SECONDS, Works, last_run
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+POINTS = {
+    "after the claim": "kill@after_claim",
+    "after the scan": "kill@after_scan",
+    "between two commits": "hang@before_apply:look,kill@after_commit:copy",
+    "after the commits, before the log": "kill@before_log",
+    "after the log, before an event": "kill@before_event:look",
+}
+NONE_COMMITTED = ("after the claim", "after the scan")
+LOGGED = "after the log, before an event"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead run is found, and its jobs are tried again, in a second: no other is alive here."""
+    for name in ("SILENT_SECONDS", "ENDING_SECONDS", "UNCLAIMED_SECONDS"):
+        monkeypatch.setattr(settle, name, 1.0)
+    monkeypatch.setattr(backoff, "FIRST_DELAY", timedelta(milliseconds=100))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("where", POINTS)
+def test_a_power_cut_loses_and_repeats_nothing(works: Works, where: str):
+    before = works.versions()[0]
+    head = works.change()
+    crash = works.start(POINTS[where])
+    assert crash.wait(WAIT_SECONDS) == -signal.SIGKILL
+    dead = last_run(works.instance)
+    assert dead.status is DagsterRunStatus.STARTED
+    assert works.versions() == [head if where == LOGGED else before] * len(NAMES)
+    committed = [name for name in DELTA if committed_up_to(works, name) == head]
+    if where in NONE_COMMITTED:
+        assert committed == []
+    elif where == "between two commits":
+        assert "copy" in committed
+        assert "look" not in committed
+    else:
+        assert committed == list(DELTA)
+
+    report = works.sync(attempts=3)
+    assert report.behind == ()
+    assert works.versions() == [head] * len(NAMES)
+    assert works.is_right()
+    assert works.nothing_is_left()
+    assert {works.job(name).state for name in NAMES} == {JobState.COMPLETED}
+    ended = works.instance.get_run_by_id(dead.run_id)
+    assert ended is not None
+    assert ended.status is DagsterRunStatus.FAILURE
+    told = {name: works.materializations(name)[0].metadata for name in DELTA}
+    if where == LOGGED:
+        # The run told of the first one and died; there is nothing left to run for the others.
+        assert told["copy"]["iscp/source_version"].value == head
+        return
+    assert [one["iscp/source_version"].value for one in told.values()] == [head] * len(DELTA)
+    assert [name for name in DELTA if told[name]["iscp/kind"].value == "no-op"] == committed
+
+
+def committed_up_to(works: Works, name: str) -> int:
+    """Where an index's own store says that it stands."""
+    job = works.job(name)
+    standing = DeltaIndex(works.uri(job), job.job_id).standing()
+    assert standing is not None
+    return standing.watermark.version
