@@ -63,6 +63,10 @@ class ConsumerResult:
     rows_deleted: int = 0
     rows_skipped: int = 0
     """Changed rows that touch nothing of this index."""
+    rows_refused: int = 0
+    """Rows that can't be indexed (a vector of the wrong size, say); the others went in."""
+    refused_keys: tuple[str, ...] = ()
+    """The keys of the first ones refused."""
     row_count: int | None = None
     """Rows in the index afterwards."""
     seconds: float = 0.0

@@ -10,7 +10,7 @@ index and its key is reported; with `on_bad_row=fail` the window is not applied 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from iscp_dagster.consumers.base import (
@@ -55,15 +55,6 @@ NAMED = 100
 """How many refused rows are reported by key; all are counted."""
 _VECTORS = ("array<float>", "array<double>")
 _OPTIONS = ("metric", "embedder", "dimension", "on_bad_row", "include", "where")
-
-
-@dataclass(frozen=True, slots=True)
-class VectorResult(ConsumerResult):
-    """What a vector index did with one window."""
-
-    rows_refused: int = 0
-    refused_keys: tuple[str, ...] = ()
-    """The keys of the first ones."""
 
 
 class Vector(LanceConsumer):
@@ -160,9 +151,8 @@ class Vector(LanceConsumer):
 
     def result(self, result: ConsumerResult, tally: Tally) -> ConsumerResult:
         """Return the result with the refused rows."""
-        plain = {one.name: getattr(result, one.name) for one in fields(result)}
-        return VectorResult(
-            **plain, rows_refused=len(tally.refused), refused_keys=tuple(tally.refused[:NAMED])
+        return replace(
+            result, rows_refused=len(tally.refused), refused_keys=tuple(tally.refused[:NAMED])
         )
 
 

@@ -63,6 +63,9 @@ def materialization(report: IterationReport, job: JobReport, tools: Tools) -> Ma
         **_schema(job.uri),
         **_lineage(report, job),
     }
+    if result.rows_refused:
+        metadata["iscp/rows_refused"] = result.rows_refused
+        metadata["iscp/refused_keys"] = ", ".join(result.refused_keys)
     if result.row_count is not None:
         metadata["dagster/row_count"] = result.row_count
     return MaterializeResult(asset_key=AssetKey(job.key.asset_path), metadata=metadata)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from iscp_dagster.consumers.vector import Vector, VectorResult
+from iscp_dagster.consumers.vector import Vector
 from iscp_dagster.embedders import registry
 from iscp_dagster.errors import BuildMismatch, EmbedderMissing, RowsRefused, UsageError
 from iscp_dagster.rules.spec import JobSpec
@@ -76,14 +76,12 @@ def test_vectors_that_do_not_fit_are_refused_with_their_keys(
     shelf.add(*(shelf.row(vec=vector) for vector in [*good, *bad, None]))
     keeper = Keeper.open(spark, shelf, Vector, tmp_path / "index", ("vec",))
     result = keeper.sync()
-    assert isinstance(result, VectorResult)
     assert (result.rows_upserted, result.rows_refused, result.row_count) == (3, 5, 3)
     assert [key.split('"')[1] for key in result.refused_keys] == ["4", "5", "6", "7", "8"]
     shelf.delete("id = 1")
     shelf.add(shelf.row(id=1, vec=[0.0]))
     shelf.add(shelf.row(vec=[0.0, 0.0, 0.0, 1.0]))
     result = keeper.sync()
-    assert isinstance(result, VectorResult)
     assert (result.rows_upserted, result.rows_refused, result.row_count) == (1, 1, 3)
 
 
@@ -127,7 +125,6 @@ def test_the_dimension_is_settled_by_the_first_vectors(spark: SparkSession, tmp_
     shelf.add(*(shelf.row(vec=vector) for vector in ([1.0], [1.0, 2.0], [3.0, 4.0])))
     keeper.prepare()
     result = keeper.sync()
-    assert isinstance(result, VectorResult)
     assert (result.rows_upserted, result.rows_refused) == (2, 1)
     assert keeper.reader.vector_search([1.0, 2.0], 1)["id"].to_pylist() == [3]
     with pytest.raises(UsageError, match="has 1 numbers, the index has 2"):
