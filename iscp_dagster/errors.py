@@ -257,5 +257,12 @@ class EmbedderMissing(UsageError):
     code = 10_052
 
 
+class IndexDropped(UsageError):
+    """The index was unregistered; its files go with the next collection."""
+
+    code = 10_053
+    cure = "`iscp register` builds it anew"
+
+
 class IterationCanceled(BaseException):
     """Somebody ended the iteration: no failure. Not an `Exception`, so that none swallows it."""

@@ -231,3 +231,10 @@ _STEERING = (api.pause_job, api.resume_job, api.repair_job)
 
 def _alter(table: str, job: str, *, log: JobLog) -> Job:
     return api.update_job_spec(table, job, {"priority": 1}, log=log)
+
+
+def test_a_consumer_says_itself_what_counts_as_a_column(log: JobLog) -> None:
+    by_path = {"type": "fulltext", "columns": ["name:$.title"]}
+    assert api.register_job("shop.items", "titles", by_path, log=log) is True
+    with pytest.raises(UsageError, match=r"^columns: .*nope"):
+        api.register_job("shop.items", "odd", {**by_path, "columns": ["nope:$.title"]}, log=log)

@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from iscp_dagster import __version__
-from iscp_dagster.cli import demo, dev, housekeeping, jobs, sync, tables
+from iscp_dagster.cli import demo, dev, housekeeping, jobs, search, sync, tables
 from iscp_dagster.errors import IscpError, UsageError
 
 # `iscp` or `iscp table` alone: newer versions of click raise the help.
@@ -40,6 +40,7 @@ for command in (
     jobs.resume,
     jobs.repair,
     sync.sync,
+    search.search,
     housekeeping.gc,
     demo.demo,
     dev.dev,

@@ -9,7 +9,7 @@ from dagster import DagsterRunStatus
 from deltalake import DeltaTable
 
 from iscp_dagster.rules.model import TS, JobState, Window
-from iscp_dagster_tests.iteration.works import METADATA, Works
+from iscp_dagster_tests.iteration.works import METADATA, Works, meanwhile
 
 pytestmark = pytest.mark.spark
 
@@ -110,6 +110,23 @@ def test_a_job_in_error_is_refused_with_its_error(hand: Works, monkeypatch: pyte
     assert hand.house.log.jobs.repair(hand.house.job("hand", "look").key)
     _, told = hand.by_hand(window, "look", table="hand")
     assert told == ""
+
+
+def test_a_job_that_another_run_holds_is_refused_and_left_to_it(
+    hand: Works, monkeypatch: pytest.MonkeyPatch
+):
+    stands = hand.house.head("hand")
+    end = hand.house.commit("hand")
+    window = hand.house.window(stands, end, "hand")
+    monkeypatch.setenv("ISCP_FAULT", "pause@after_claim")
+    with meanwhile(lambda: hand.by_hand(window, "look", table="hand"), "after_claim"):
+        holder, before = hand.house.job("hand", "look").status.run_id, state_of(hand)
+        _, told = hand.by_hand(window, "look", table="hand")
+        assert told.startswith(f"sys/shop/hand/look is held by run {holder}; ")
+        assert state_of(hand)["job"] == before["job"]
+        monkeypatch.delenv("ISCP_FAULT")
+    assert hand.house.job("hand", "look").watermark.version == end
+    assert len(hand.materializations("look", "hand")) == before["events"] + 1
 
 
 def state_of(works: Works) -> dict[str, Any]:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import signal
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 from dagster import DagsterRunStatus
+from deltalake import DeltaTable
 
 from iscp_dagster.orchestration import settle
 from iscp_dagster.rules import backoff
 from iscp_dagster.rules.model import JobState
 from iscp_dagster.stores.delta_index import DeltaIndex
-from iscp_dagster_tests.iteration.works import DELTA, NAMES, WAIT_SECONDS, Works, last_run
+from iscp_dagster_tests.iteration.shelf import Shelf
+from iscp_dagster_tests.iteration.works import (
+    DELTA,
+    NAMES,
+    WAIT_SECONDS,
+    Works,
+    last_run,
+    windows_in,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -70,6 +83,24 @@ def test_a_power_cut_loses_and_repeats_nothing(works: Works, where: str):
         return
     assert [one["iscp/source_version"].value for one in told.values()] == [head] * len(DELTA)
     assert [name for name in DELTA if told[name]["iscp/kind"].value == "no-op"] == committed
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_first_sync_that_fails_after_its_commit_doubles_and_keeps_nothing(
+    works: Works, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+):
+    shelf = Shelf(works, "first")
+    monkeypatch.setenv("ISCP_FAULT", "raise@after_commit:look")
+    works.by_hand(works.house.window(-1, 0, "first"), "look", table="first")
+    job = shelf.job
+    assert (job.attempt, job.watermark.is_zero) == (1, True)
+    assert len(shelf.index(spark)) == 3
+    monkeypatch.delenv("ISCP_FAULT")
+    DeltaTable(shelf.uri).delete("id = 2")
+    report = works.sync("first", attempts=3)
+    assert report.behind == ()
+    assert shelf.index(spark) == [(1, "s1", 1), (3, "s3", 3)]
+    assert [window.end.version for window in windows_in(works.uri(job))] == [0, 1]
 
 
 def committed_up_to(works: Works, name: str) -> int:

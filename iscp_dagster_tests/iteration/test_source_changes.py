@@ -4,64 +4,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from iscp_dagster import api
 from iscp_dagster.cli.main import main
-from iscp_dagster.rules.model import IterationKind, Job, JobState
+from iscp_dagster.maintenance.flush import flush_watermarks
+from iscp_dagster.rules.model import IterationKind, JobState
 from iscp_dagster.spark.sql import own_session, quote_path_table
-from iscp_dagster_tests.iteration.works import Works, meanwhile
+from iscp_dagster_tests.iteration.shelf import SHELF, Shelf
+from iscp_dagster_tests.iteration.works import Works, meanwhile, windows_in
+from iscp_dagster_tests.orchestration.house import now
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
-
-FEED = {"delta.enableChangeDataFeed": "true"}
-SHELF = pa.schema([("id", pa.int64()), ("section", pa.string()), ("price", pa.int64())])
-LOOK = {"type": "lookup", "columns": ["price"], "options": {"by": "section"}}
-
-
-class Shelf:
-    """A small table with one lookup over all its columns."""
-
-    def __init__(self, works: Works, name: str) -> None:
-        self.works, self.name = works, name
-        self.uri = str(works.house.path(name))
-        self.write(SHELF, 1, 2, 3)
-        api.add_table(f"shop.{name}", uri=self.uri, pk=["id"], log=works.house.log)
-        api.register_job(f"shop.{name}", "look", LOOK, log=works.house.log)
-        assert works.sync(name).behind == ()
-
-    @property
-    def job(self) -> Job:
-        return self.works.house.job(self.name, "look")
-
-    @property
-    def head(self) -> int:
-        return self.works.house.head(self.name)
-
-    def write(self, schema: pa.Schema, *ids: int, mode: Any = "overwrite") -> None:
-        """Write rows, all columns filled from the id."""
-        made = {"string": lambda i: f"s{i}", "int64": lambda i: i, "double": float}
-        rows = {field.name: [made[str(field.type)](i) for i in ids] for field in schema}
-        how: Any = "merge" if mode == "append" else "overwrite"
-        table = pa.table(rows, schema=schema)
-        write_deltalake(self.uri, table, mode=mode, schema_mode=how, configuration=FEED)
-
-    def index(self, spark: SparkSession) -> list[tuple[Any, ...]]:
-        """What the index holds."""
-        rows = spark.read.format("delta").load(self.works.uri(self.job))
-        return sorted(tuple(row) for row in rows.select("id", "section", "price").collect())
-
-    def last_iteration(self) -> tuple[IterationKind, int, int]:
-        """Kind, start and end of the newest iteration."""
-        (record,) = self.works.house.log.iterations.list(limit=1, table=self.job.key.table_key)
-        return record.kind, record.window.start.version, record.window.end.version
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +35,7 @@ def shelf(works: Works, _shelves: dict[str, Shelf]) -> Shelf:
     """A table that lives through all changes of its schema, caught up."""
     if "shelf" not in _shelves:
         _shelves["shelf"] = Shelf(works, "shelf")
-    works.catch_up("shelf")
-    return _shelves["shelf"]
+    return _shelves["shelf"].synced()
 
 
 def test_an_added_column_changes_nothing_for_the_index(shelf: Shelf, spark: SparkSession):
@@ -151,7 +111,7 @@ def test_a_used_column_that_changes_stops_the_job_until_it_is_back_and_repaired(
 def test_history_that_is_lost_in_the_middle_of_a_run_turns_it_into_a_snapshot(
     works: Works, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ):
-    shelf = Shelf(works, "lost")
+    shelf = Shelf(works, "lost").synced()
     delta = DeltaTable(shelf.uri)
     delta.update(updates={"price": "price + 10"}, predicate="id = 1")
     delta.delete("id = 2")
@@ -167,6 +127,22 @@ def test_history_that_is_lost_in_the_middle_of_a_run_turns_it_into_a_snapshot(
     assert shelf.index(spark) == [(1, "s1", 11), (3, "s3", 3)]
 
 
+def test_a_rewrite_that_the_log_has_passed_and_the_index_has_not_is_no_gap(
+    shelf: Shelf, spark: SparkSession
+):
+    stands = shelf.head
+    works = shelf.works
+    spark.sql(f"alter table {quote_path_table(shelf.uri)} set tblproperties ('seen' = 'yes')")
+    assert flush_watermarks(works.house.log, [], now()) >= 1
+    assert shelf.job.watermark.version == stands + 1
+    spark.sql(f"delete from {quote_path_table(shelf.uri)} where id = 2")  # noqa: S608 - quoted
+    assert works.sync("shelf").behind == ()
+    assert shelf.last_iteration() == (IterationKind.TAIL, stands + 1, stands + 2)
+    last = windows_in(works.uri(shelf.job))[-1]
+    assert (last.start.version, last.end.version) == (stands, stands + 2)
+    assert 2 not in [row[0] for row in shelf.index(spark)]
+
+
 def vacuum(spark: SparkSession, uri: str) -> None:
     """Remove every file that the newest version does not need."""
     session = own_session(spark)
@@ -178,7 +154,7 @@ def vacuum(spark: SparkSession, uri: str) -> None:
 def test_a_table_that_goes_away_under_a_run_or_becomes_another_is_a_permanent_error(
     works: Works, monkeypatch: pytest.MonkeyPatch
 ):
-    shelf = Shelf(works, "gone")
+    shelf = Shelf(works, "gone").synced()
     shelf.write(SHELF, 4, mode="append")
     stands = shelf.job.watermark
     monkeypatch.setenv("ISCP_FAULT", "pause@after_claim")
