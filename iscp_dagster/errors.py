@@ -264,5 +264,12 @@ class IndexDropped(UsageError):
     cure = "`iscp register` builds it anew"
 
 
+class TailUnavailable(TemporaryError):
+    """The changes that an index does not hold yet can't be read."""
+
+    code = 52
+    cure = "search without fresh, or wait for the next sync"
+
+
 class IterationCanceled(BaseException):
     """Somebody ended the iteration: no failure. Not an `Exception`, so that none swallows it."""

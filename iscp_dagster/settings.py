@@ -34,6 +34,9 @@ class Settings:
     """`ISCP_SPARK_MASTER`: master of the local session."""
     spark_memory: str = "2g"
     """`ISCP_SPARK_MEMORY`: driver memory of the local session."""
+    spark_java_options: str = ""
+    """`ISCP_SPARK_JAVA_OPTIONS`: more options for the JVM of a session or server of ours;
+    `-XX:TieredStopAtLevel=1` makes short work start faster and long work slower."""
     runner_shards: int = 1
     """`ISCP_RUNNER_SHARDS`: how many runner sensors share the tables."""
     max_runs: int = 4
@@ -54,6 +57,7 @@ class Settings:
             spark_packages=env.get("ISCP_SPARK_PACKAGES") or None,
             spark_master=env.get("ISCP_SPARK_MASTER") or _default("spark_master"),
             spark_memory=env.get("ISCP_SPARK_MEMORY") or _default("spark_memory"),
+            spark_java_options=env.get("ISCP_SPARK_JAVA_OPTIONS") or "",
             runner_shards=_positive(env, "ISCP_RUNNER_SHARDS", _default("runner_shards")),
             max_runs=_positive(env, "ISCP_MAX_RUNS", _default("max_runs")),
             keep_windows=_positive(env, "ISCP_KEEP_WINDOWS", _default("keep_windows")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +15,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# Tests are short work: half of what a fresh JVM does is compiling. Child processes inherit it.
+os.environ.setdefault("ISCP_SPARK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+
 def settings_in(home: Path, **variables: str) -> Settings:
-    """The settings of a home, with nothing taken from the machine's environment."""
-    return Settings.from_env({"ISCP_HOME": str(home), **variables})
+    """The settings of a home, with nothing else taken from the machine's environment."""
+    options = os.environ["ISCP_SPARK_JAVA_OPTIONS"]
+    return Settings.from_env(
+        {"ISCP_HOME": str(home), "ISCP_SPARK_JAVA_OPTIONS": options, **variables}
+    )
 
 
 @pytest.fixture

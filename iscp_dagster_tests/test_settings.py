@@ -18,6 +18,7 @@ GIVEN = {
     "ISCP_SPARK_PACKAGES": "io.delta:delta-spark_2.13:4.0.0",
     "ISCP_SPARK_MASTER": "local[8]",
     "ISCP_SPARK_MEMORY": "16g",
+    "ISCP_SPARK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1",
     "ISCP_RUNNER_SHARDS": "3",
     "ISCP_MAX_RUNS": "12",
     "ISCP_KEEP_WINDOWS": "50",

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @click.option("--where", help="A filter over the columns that the index holds.")
 @click.option("--columns", metavar="A,B", help="What to show beside the key; all by default.")
 @click.option("--vector", metavar="[…]", help="What to be near to, as a JSON list of numbers.")
+@click.option("--fresh", is_flag=True, help="Merge changes that the index does not hold yet.")
 @account_option
 @json_option
 def search(
@@ -38,6 +39,7 @@ def search(
     where: str | None,
     columns: str | None,
     vector: str | None,
+    fresh: bool,
     account: str,
     as_json: bool,
 ) -> None:
@@ -58,6 +60,7 @@ def search(
         where=where,
         columns=None if columns is None else _names(columns),
         vector=None if vector is None else _numbers(vector),
+        fresh=fresh,
     )
     if result.error is not None:
         click.echo(

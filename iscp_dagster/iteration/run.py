@@ -115,8 +115,10 @@ class IterationRun:
             if not members:
                 return IterationKind.TAIL, 0, 0.0, broken
             wanted = sorted({name for member in members for name in member.consumer.columns})
+            # From where the last of them stands: what the window leaves out changed no data.
+            window = Window(min(member.window.start for member in members), claim.window.end)
             changes = stack.enter_context(
-                retrieve_or_snapshot(spark, claim.table, claim.window, wanted, readers=len(members))
+                retrieve_or_snapshot(spark, claim.table, window, wanted, readers=len(members))
             )
             scan_seconds = time.monotonic() - started
             reach("after_scan")

@@ -104,10 +104,11 @@ def _cast(value: str, kind: pa.DataType) -> str:
 
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return literal(value)
-    return f"arrow_cast({literal(value)}, {literal(_engine_type(kind))})"
+    return f"arrow_cast({literal(value)}, {literal(engine_type(kind))})"
 
 
-def _engine_type(kind: pa.DataType) -> str:
+def engine_type(kind: pa.DataType) -> str:
+    """Return a type as the engine writes it."""
     import pyarrow as pa
 
     if pa.types.is_timestamp(kind):
@@ -115,5 +116,7 @@ def _engine_type(kind: pa.DataType) -> str:
         return f"Timestamp(Microsecond, {zone})"
     if pa.types.is_decimal(kind):
         return f"Decimal128({kind.precision}, {kind.scale})"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "Utf8"
     names = {"bool": "Boolean", "float": "Float32", "double": "Float64", "date32[day]": "Date32"}
     return names.get(str(kind), str(kind).capitalize())

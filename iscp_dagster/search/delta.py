@@ -1,11 +1,13 @@
 """Asking a Delta index: lookups, mirrors and aggregates, through delta-rs.
 
 The index is read at the version whose watermark was read: nothing that is committed meanwhile
-changes the answer.
+changes the answer. An *overlay* is what the index does not hold yet: rows that stand in place of
+its rows with the same keys.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from iscp_dagster.errors import UsageError
 from iscp_dagster.rules.model import TS
 from iscp_dagster.search.conditions import parse_terms, quoted, render_filter, render_terms
+from iscp_dagster.search.engine import execute, open_delta
 from iscp_dagster.search.result import Answer
-from iscp_dagster.sources.storage import local_path, provider_of, storage_options_from_env
 from iscp_dagster.stores.delta_index import DeltaIndex
+from iscp_dagster.stores.lance_keys import canonical_keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,6 +26,15 @@ if TYPE_CHECKING:
 
 _INTERNAL = "_iscp_"
 _NAME = "found"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """What an index would hold if it were synced: for the masked keys, these rows and no others."""
+
+    end: TS
+    rows: pa.Table
+    masked: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,12 @@ class DeltaReader:
         return pa.schema([field for field in fields if not field.name.startswith(_INTERNAL)])
 
     def find(
-        self, query: str | None, k: int, where: str | None, columns: Sequence[str] | None
+        self,
+        query: str | None,
+        k: int,
+        where: str | None,
+        columns: Sequence[str] | None,
+        overlay: Overlay | None = None,
     ) -> Answer:
         """Return the first k rows that fit all conditions.
 
@@ -71,6 +88,7 @@ class DeltaReader:
             k: How many rows.
             where: A filter over the index's columns.
             columns: The columns to return beside the key; all by default.
+            overlay: What the index does not hold yet.
 
         Raises:
             UsageError: The index has no such column, or a condition can't be read.
@@ -78,26 +96,61 @@ class DeltaReader:
         schema = self.schema
         conditions = []
         if query:
-            terms = parse_terms(query, self.order[0] if self.order else None)
-            conditions += render_terms(terms, schema)
+            conditions += render_terms(parse_terms(query, self.order[0]), schema)
         if where:
             conditions.append(render_filter(where, schema.names))
         wanted = _wanted(self.key, columns, schema.names)
-        rows = _execute(self.table, _statement(wanted, conditions, self.order, k))
-        plain = pa_schema(schema, wanted)
-        return Answer(rows.cast(plain), None, self.key, self.watermark, self.table.version())
+        read = _part(schema, dict.fromkeys((*wanted, *self.order)))
+        # As many rows more as can be masked: enough are left.
+        limit = k + (len(overlay.masked) if overlay else 0)
+        found = execute(
+            {_NAME: self.table}, _statement(read.names, conditions, self.order, limit), read
+        )
+        watermark = self.watermark
+        if overlay is not None:
+            found, watermark = self._overlaid(found, overlay, conditions), overlay.end
+        hits = found.slice(0, k).select(wanted)
+        return Answer(hits, None, self.key, watermark, self.table.version())
+
+    def _overlaid(self, found: pa.Table, overlay: Overlay, conditions: Sequence[str]) -> pa.Table:
+        """Put the overlay's rows that fit in the place of the masked ones."""
+        import pyarrow as pa
+
+        keys = canonical_keys([found[name] for name in self.key]).to_pylist()
+        stay = pa.array([key not in overlay.masked for key in keys], pa.bool_())
+        rows = [found.filter(stay)]
+        if overlay.rows.num_rows:
+            rows.append(_fitting(overlay.rows, conditions, found.schema))
+        merged = pa.concat_tables(rows)
+        return merged.take(_nulls_first([merged[name] for name in self.order]))
 
 
-def open_delta(uri: str, version: int | None = None) -> DeltaTable:
-    """Open a Delta table at a version; the newest by default."""
-    from deltalake import DeltaTable
+def _fitting(rows: pa.Table, conditions: Sequence[str], schema: pa.Schema) -> pa.Table:
+    """Ask rows in memory as the index is asked: by the same engine."""
+    from deltalake import DeltaTable, write_deltalake
 
-    where = str(local_path(uri)) if provider_of(uri) == "local" else uri
-    return DeltaTable(where, version, storage_options_from_env(uri) or None)
+    if not conditions:
+        return rows.select(schema.names).cast(schema)
+    with tempfile.TemporaryDirectory(prefix="iscp-search-") as folder:
+        write_deltalake(folder, rows)
+        statement = _statement(schema.names, conditions, (), rows.num_rows)
+        return execute({_NAME: DeltaTable(folder)}, statement, schema)
 
 
-def pa_schema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Return some fields of a schema: the engine's own types for text are not everybody's."""
+def _nulls_first(columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """Return the order of rows by columns, as the engine sorts them."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    # How to ask for nulls first differs between versions of pyarrow; false is before true in all.
+    by: dict[str, Any] = {}
+    for i, column in enumerate(columns):
+        by |= {f"{i}-there": column.is_valid(), f"{i}-value": column}
+    options = compute.SortOptions([(name, "ascending") for name in by])
+    return compute.call_function("sort_indices", [pa.table(by)], options)
+
+
+def _part(schema: pa.Schema, names: Mapping[str, None]) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema([schema.field(name) for name in names])
@@ -114,7 +167,7 @@ def _wanted(key: Sequence[str], columns: Sequence[str] | None, known: Sequence[s
 
 
 def _statement(
-    columns: Sequence[str], conditions: Sequence[str], order: Sequence[str], k: int
+    columns: Sequence[str], conditions: Sequence[str], order: Sequence[str], limit: int
 ) -> str:
     listed = ", ".join(map(quoted, columns))
     statement = f"select {listed} from {_NAME}"  # noqa: S608 - all quoted
@@ -122,17 +175,4 @@ def _statement(
         statement += f" where {' and '.join(conditions)}"
     if order:
         statement += " order by " + ", ".join(f"{quoted(name)} nulls first" for name in order)
-    return f"{statement} limit {k:d}"
-
-
-def _execute(table: DeltaTable, statement: str) -> pa.Table:
-    import pyarrow as pa
-    from deltalake import QueryBuilder
-    from deltalake.exceptions import DeltaError
-
-    try:
-        found = QueryBuilder().register(_NAME, table).execute(statement)
-        return pa.table(found.read_all())
-    except DeltaError as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"query: the index can't answer it ({reason})") from error
+    return f"{statement} limit {limit:d}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from iscp_dagster.errors import (
     IndexBuilding,
@@ -24,6 +25,9 @@ from iscp_dagster.search.result import Answer, SearchResult
 from iscp_dagster.settings import Settings
 from iscp_dagster.stores.paths import index_uri
 
+if TYPE_CHECKING:
+    from iscp_dagster.stores.lance_search import LanceReader
+
 DELTA_TYPES = ("lookup", "mirror", "aggregate")
 LANCE_TYPES = ("fulltext", "vector")
 
@@ -37,6 +41,7 @@ class Question:
     k: int
     where: str | None
     columns: Sequence[str] | None
+    fresh: bool
 
 
 def search(
@@ -49,6 +54,7 @@ def search(
     where: str | None = None,
     columns: Sequence[str] | None = None,
     vector: Sequence[float] | None = None,
+    fresh: bool = False,
     log: JobLog | None = None,
 ) -> SearchResult:
     """Ask an index; neither Spark nor a JVM is needed.
@@ -64,12 +70,15 @@ def search(
         where: A filter over the columns that the index holds.
         columns: The columns to return beside the key; all that the index holds by default.
         vector: What to be near to, for vector indexes.
+        fresh: Merge what the index does not hold yet from the table's change feed: the hits are
+            those of an index that was synced first.
         log: The log, where one is open already.
 
     Raises:
         IndexBuilding: The index has never been synced: it can't answer yet.
         JobInError: It failed before its first sync was done.
         IndexDropped: It was unregistered.
+        TailUnavailable: `fresh` is wanted and the changes can't be read.
         UsageError: No such index, or the question does not fit it.
 
     Example:
@@ -82,7 +91,7 @@ def search(
     with _opened(log) as opened:
         found, source = _look_up(opened, key)
     uri = index_uri(Settings.from_env().warehouse, key, found.live_job_id)
-    answer = _ask(found, uri, Question(query, vector, k, where, columns))
+    answer = _ask(found, source, uri, Question(query, vector, k, where, columns, fresh))
     rows, names = answer.table()
     return SearchResult(
         table=rows,
@@ -90,6 +99,7 @@ def search(
         watermark=answer.watermark,
         store_version=answer.store_version,
         lag_seconds=_lag(found, source, answer.watermark),
+        fresh=fresh,
         error=_error(found),
     )
 
@@ -106,30 +116,59 @@ def _look_up(log: JobLog, key: JobKey) -> tuple[Job, Table]:
         raise IndexDropped(f"{key} was dropped at {max(times):%Y-%m-%dT%H:%M:%SZ}") from None
 
 
-def _ask(job: Job, uri: str, question: Question) -> Answer:
-    q = question
-    if q.vector is not None and job.spec.type != "vector":
+def _ask(job: Job, table: Table, uri: str, question: Question) -> Answer:
+    if question.vector is not None and job.spec.type != "vector":
         raise UsageError(f"vector: {job.key} is a {job.spec.type} index and has no vectors")
     if job.spec.type in DELTA_TYPES:
-        from iscp_dagster.search.delta import DeltaReader
+        return _ask_delta(job, table, uri, question)
+    if job.spec.type in LANCE_TYPES:
+        return _ask_lance(job, table, uri, question)
+    raise UsageError(
+        f"search: {job.key} is a {job.spec.type} index",
+        cure=f"known are {', '.join((*LANCE_TYPES, *DELTA_TYPES))}",
+    )
 
-        delta = DeltaReader.open(uri, job.live_job_id)
-        if delta is None:
-            raise _not_yet(job)
-        return delta.find(q.query, q.k, q.where, q.columns)
-    if job.spec.type not in LANCE_TYPES:
-        raise UsageError(
-            f"search: {job.key} is a {job.spec.type} index",
-            cure=f"known are {', '.join((*LANCE_TYPES, *DELTA_TYPES))}",
-        )
-    from iscp_dagster.search.lance import find_near, find_text
+
+def _ask_delta(job: Job, table: Table, uri: str, q: Question) -> Answer:
+    from iscp_dagster.search.delta import DeltaReader
+
+    reader = DeltaReader.open(uri, job.live_job_id)
+    if reader is None:
+        raise _not_yet(job)
+    overlay = None
+    if q.fresh:
+        from iscp_dagster.search.fresh_delta import overlay_of
+        from iscp_dagster.search.tail import read_tail
+
+        tail = read_tail(table, reader.watermark, reader.build)
+        overlay = None if tail is None else overlay_of(reader, tail)
+    return reader.find(q.query, q.k, q.where, q.columns, overlay)
+
+
+def _ask_lance(job: Job, table: Table, uri: str, q: Question) -> Answer:
     from iscp_dagster.stores.lance_search import LanceReader
 
     try:
         reader = LanceReader.open(uri)
     except (IndexBuilding, IndexMissing) as error:
         raise _not_yet(job) from error
-    if job.spec.type == "fulltext":
+    if not q.fresh:
+        return _find(reader, q)
+    from iscp_dagster.search.fresh_lance import with_tail
+    from iscp_dagster.search.tail import read_tail
+
+    tail = read_tail(table, reader.watermark, reader.build)
+    if tail is None:
+        return _find(reader, q)
+    with with_tail(job, reader, tail) as clone:
+        # The clone counts versions of its own: what was asked is the index's.
+        return replace(_find(clone, q), store_version=reader.version)
+
+
+def _find(reader: LanceReader, q: Question) -> Answer:
+    from iscp_dagster.search.lance import find_near, find_text
+
+    if reader.build["type"] == "fulltext":
         return find_text(reader, q.query, q.k, q.where, q.columns)
     return find_near(reader, q.query, q.vector, q.k, q.where, q.columns)
 

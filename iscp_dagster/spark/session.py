@@ -102,10 +102,13 @@ def spark_conf(settings: Settings) -> dict[str, str]:
     if settings.spark_remote:
         return {"spark.remote": settings.spark_remote, **session_conf(settings)}
     scratch = settings.home / "spark"
+    more = settings.spark_java_options
     conf = {
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_memory,
-        "spark.driver.extraJavaOptions": f'-XX:+UseSerialGC "-Dlog4j2.configurationFile={_LOG4J}"',
+        "spark.driver.extraJavaOptions": " ".join(
+            ("-XX:+UseSerialGC", f'"-Dlog4j2.configurationFile={_LOG4J}"', more)
+        ).strip(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(scratch / "local"),

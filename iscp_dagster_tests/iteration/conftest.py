@@ -32,7 +32,7 @@ def _works(spark: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def works(_works: Works, monkeypatch: pytest.MonkeyPatch) -> Works:
+def works(_works: Works, monkeypatch: pytest.MonkeyPatch) -> Iterator[Works]:
     """The home with all its indexes caught up; this process and its children run with it."""
     for name in _CLEARED:
         monkeypatch.delenv(name, raising=False)
@@ -41,4 +41,5 @@ def works(_works: Works, monkeypatch: pytest.MonkeyPatch) -> Works:
     monkeypatch.setenv("ISCP_SPARK_MEMORY", "1g")
     monkeypatch.syspath_prepend(PLUG_INS)
     _works.catch_up()
-    return _works
+    yield _works
+    _works.end_processes()

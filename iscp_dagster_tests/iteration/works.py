@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class Works:
     house: House
     instance: DagsterInstance
     source: Shop
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def build(self) -> None:
         """Record the table and register its jobs."""
@@ -177,12 +178,21 @@ class Works:
 
     def start(self, fault: str, **environ: str) -> subprocess.Popen[bytes]:
         """Start a sync in a process of its own."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-c", _SYNC],
             env={**os.environ, "PYTHONPATH": str(PLUG_INS), "ISCP_FAULT": fault, **environ},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
+        self.started.append(process)
+        return process
+
+    def end_processes(self) -> None:
+        """End what a failed test left running."""
+        while self.started:
+            process = self.started.pop()
+            process.kill()
+            process.wait()
 
 
 def windows_in(uri: str) -> list[Window]:
@@ -251,14 +261,20 @@ def spark_jobs(spark: SparkSession, tag: str = "") -> list[SparkJob]:
 
 def bytes_read(spark: SparkSession, tag: str) -> int:
     """The bytes that the stages of a tag's jobs read from files and from the cache."""
-    store = _status_store(spark)
     stages = {stage for job in spark_jobs(spark, tag) for stage in job.stages}
-    return sum(store.lastStageAttempt(one).inputBytes() for one in stages)
+    # Stages that were skipped, since their output was there already, are the first to be forgotten.
+    listed = _each(_status_store(spark).stageList(None, False, False, _no_quantiles(spark), None))
+    return sum(stage.inputBytes() for stage in listed if stage.stageId() in stages)
 
 
 def _status_store(spark: SparkSession) -> Any:
     context: Any = spark.sparkContext
     return context._jsc.sc().statusStore()
+
+
+def _no_quantiles(spark: SparkSession) -> Any:
+    gateway: Any = spark.sparkContext._gateway
+    return gateway.new_array(gateway.jvm.double, 0)
 
 
 def _each(sequence: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import MetaData, bindparam, create_engine, make_url, select, text
+from sqlalchemy import Engine, MetaData, bindparam, create_engine, make_url, select, text
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from iscp_dagster.joblog import JobLog
@@ -37,6 +37,14 @@ _FILL_JOBS = """
 """
 
 
+def plain_engine(url: str, **options: Any) -> Engine:
+    """An engine beside the log's own, with the driver that the log uses."""
+    where = make_url(url)
+    if where.drivername == "postgresql":
+        where = where.set(drivername="postgresql+psycopg2")
+    return create_engine(where, **options)
+
+
 @contextmanager
 def fresh_sqlite(folder: Path) -> Iterator[str]:
     """The URL of a log file that does not exist yet."""
@@ -47,7 +55,7 @@ def fresh_sqlite(folder: Path) -> Iterator[str]:
 def fresh_postgresql(server: str, options: str = "") -> Iterator[str]:
     """The URL of an empty schema on a server, with options for its sessions; it goes away."""
     schema = f"iscp_{uuid.uuid4().hex}"
-    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    engine = plain_engine(server, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(CreateSchema(schema))
     # The schema's name is also the sessions' application name, so that a test can find them.
@@ -75,7 +83,7 @@ def add_job(log: JobLog, name: str, table: TableKey = TABLE, **fields: Any) -> J
 
 def dump(url: str) -> dict[str, list[tuple[Any, ...]]]:
     """Everything in a log: the rows of each table, and its columns."""
-    engine = create_engine(url)
+    engine = plain_engine(url)
     try:
         metadata = MetaData()
         with engine.connect() as connection:
@@ -91,7 +99,7 @@ def dump(url: str) -> dict[str, list[tuple[Any, ...]]]:
 
 def execute(url: str, statement: str, **parameters: Any) -> None:
     """Run one statement behind the log's back."""
-    engine = create_engine(url)
+    engine = plain_engine(url)
     with engine.begin() as connection:
         connection.execute(text(statement), parameters)
     engine.dispose()
@@ -107,7 +115,7 @@ def fill(url: str, jobs: int, per_table: int = 10) -> None:
         assert not log.jobs.list(), "fill a log that is empty"
     now = bindparam("now", NOW, UtcTime)
     sizes = {"jobs": jobs, "per_table": per_table}
-    engine = create_engine(url)
+    engine = plain_engine(url)
     with engine.begin() as connection:
         connection.execute(text(_FILL_TABLES).bindparams(now), sizes)
         connection.execute(text(_FILL_JOBS).bindparams(now), {**sizes, "spec": spec})

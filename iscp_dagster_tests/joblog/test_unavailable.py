@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import make_url, text
 
 from iscp_dagster.errors import LogUnavailable, UsageError
 from iscp_dagster.joblog import JobLog, database
 from iscp_dagster.rules.spec import JobSpec
-from iscp_dagster_tests.joblog.databases import NOW, TABLE, add_job, add_table
+from iscp_dagster_tests.joblog.databases import NOW, TABLE, add_job, add_table, plain_engine
 
 NOBODY = "127.0.0.1:1"
 
@@ -111,7 +111,7 @@ def test_a_server_that_came_back_is_used_again(postgres_url: str) -> None:
     with JobLog(postgres_url) as log:
         add_table(log)
         name = make_url(postgres_url).query["application_name"]
-        administrator = create_engine(postgres_url.partition("?")[0])
+        administrator = plain_engine(postgres_url.partition("?")[0])
         with administrator.connect() as connection:
             ended = connection.scalars(
                 text(

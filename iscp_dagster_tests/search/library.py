@@ -72,7 +72,12 @@ SPECS: Mapping[str, Mapping[str, Any]] = {
     "like": {
         "type": "vector",
         "columns": ["Title"],
-        "options": {"embedder": "wordllama", "metric": "cosine", "include": "Title"},
+        "options": {
+            "embedder": "wordllama",
+            "metric": "cosine",
+            "include": "Title",
+            "where": "id <> 22",
+        },
     },
     "look": {
         "type": "lookup",
@@ -83,7 +88,8 @@ SPECS: Mapping[str, Mapping[str, Any]] = {
         "type": "aggregate",
         "options": {
             "group_by": "section",
-            "measures": "count,sum:size,min:price,max:price,avg:size,count:Title",
+            "measures": "count,sum:size,min:price,max:price,avg:size,avg:price,count:Title",
+            "where": "id <> 23",
         },
     },
 }
