@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
@@ -28,7 +29,7 @@ demo: .venv/.runtime ## Run the main job end to end, on this machine
 	@$(BIN)/iscp demo
 
 test: .venv/.dev ## Install and run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 fast: .venv/.dev ## Run the tests that need neither Spark nor Dagster processes
 	@$(BIN)/python -m pytest -m "not spark and not dagster"

@@ -50,5 +50,6 @@ Next, in this folder:
   iscp table add DB.TABLE --uri … --pk a,b      record your own Delta table
   iscp register DB.TABLE JOB --type lookup --option by=COLUMN
   iscp sync                                     build it, and keep it up to date from then on
+  iscp search DB.TABLE JOB COLUMN=VALUE --fresh ask it
 
-This demo covers what is built so far: mirror, lookup and aggregate indexes on Delta."""
+This demo shows the indexes on Delta so far; full-text and vector indexes come to it next."""

@@ -38,7 +38,7 @@ def execute(tables: Mapping[str, DeltaTable], statement: str, schema: pa.Schema)
         builder.register(name, table)
     try:
         found = pa.RecordBatchReader.from_stream(builder.execute(statement)).read_all()
-    except DeltaError as error:
+    except (DeltaError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"query: the index can't answer it ({reason})") from error
     return found.select(schema.names).cast(schema)

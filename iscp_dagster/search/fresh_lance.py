@@ -16,15 +16,22 @@ from iscp_dagster.consumers.base import IndexPlace
 from iscp_dagster.consumers.json_text import JsonPath
 from iscp_dagster.consumers.lance_rows import CONTENT, GONE, KEPT, VECTOR, WAS, Tally
 from iscp_dagster.consumers.registry import get_consumer_class
-from iscp_dagster.errors import IndexMissing
+from iscp_dagster.errors import IndexMissing, TailUnavailable
 from iscp_dagster.rules.model import Job, Window
 from iscp_dagster.search.tail import Tail, belonging
+from iscp_dagster.sources.storage import provider_of
 from iscp_dagster.stores.lance_index import LanceIndex, Staged, open_dataset
 from iscp_dagster.stores.lance_search import LanceReader
 from iscp_dagster.stores.lance_segments import TextRecipe, keep_indexed, read_recipes
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def check_clonable(job: Job, uri: str) -> None:
+    """Refuse an index in an object store: Lance would write its clone into that store."""
+    if provider_of(uri) != "local":
+        raise TailUnavailable(f"{job.key}: only an index on local disk can be searched fresh")
 
 
 @contextmanager

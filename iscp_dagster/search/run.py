@@ -154,9 +154,10 @@ def _ask_lance(job: Job, table: Table, uri: str, q: Question) -> Answer:
         raise _not_yet(job) from error
     if not q.fresh:
         return _find(reader, q)
-    from iscp_dagster.search.fresh_lance import with_tail
+    from iscp_dagster.search.fresh_lance import check_clonable, with_tail
     from iscp_dagster.search.tail import read_tail
 
+    check_clonable(job, uri)
     tail = read_tail(table, reader.watermark, reader.build)
     if tail is None:
         return _find(reader, q)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.errors import SourceTableReplaced, TailUnavailable
+from iscp_dagster.errors import SourceColumnChanged, SourceTableReplaced, TailUnavailable
 from iscp_dagster.rules.model import TS, Table
 from iscp_dagster.search.conditions import quoted, render_filter
 from iscp_dagster.search.engine import execute, open_delta
@@ -52,7 +52,9 @@ def read_tail(table: Table, since: TS, build: Mapping[str, Any]) -> Tail | None:
     Raises:
         TailUnavailable: The changes are gone or can't be read.
         SourceTableReplaced: Another table lives where the index's was.
+        SourceColumnChanged: The table lost a column that the index reads.
     """
+    import pyarrow as pa
     from deltalake.exceptions import DeltaError
 
     names = list(dict.fromkeys((*table.pk, *build["source"])))
@@ -62,8 +64,9 @@ def read_tail(table: Table, since: TS, build: Mapping[str, Any]) -> Tail | None:
             raise SourceTableReplaced(f"{table.key}: another Delta table lives at {table.uri}")
         if source.version() <= since.version:
             return None
+        _check_columns(table, source, names)
         feed = _feed(source, since.version + 1, names)
-    except (DeltaError, OSError) as error:
+    except (DeltaError, OSError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise TailUnavailable(
             f"{table.key}: the changes after {since} can't be read ({reason})"
@@ -85,6 +88,13 @@ def belonging(rows: pa.Table, where: str | None) -> pa.Table:
         condition = render_filter(where, rows.column_names)
         statement = f"select * from found where {condition}"  # noqa: S608 - written anew
         return execute({"found": DeltaTable(folder)}, statement, rows.schema)
+
+
+def _check_columns(table: Table, source: DeltaTable, names: Sequence[str]) -> None:
+    known = {field.name for field in source.schema().fields}
+    for name in names:
+        if name not in known:
+            raise SourceColumnChanged(f"{table.key} has no column {name!r} any more")
 
 
 def _feed(source: DeltaTable, start: int, names: Sequence[str]) -> pa.Table:

@@ -88,6 +88,15 @@ def test_people_get_a_table_and_a_line_that_says_when_it_is_true(
     assert ask("words", "zeppelin").out.splitlines()[0] == "nothing found"
 
 
+def test_a_fresh_search_is_true_at_the_newest_version(ask: Iscp, library: Library) -> None:
+    library.add(item(100, Title="zebra"))
+    assert ask("words", "zebra", "--json").json["hits"] == []
+    fresh = ask("words", "zebra", "--fresh", "--json").json
+    assert (fresh["watermark"], fresh["version"]) == (str(library.head), 1)
+    assert (fresh["fresh"], fresh["lag_seconds"]) == (True, 0.0)
+    assert [hit["key"]["id"] for hit in fresh["hits"]] == [100]
+
+
 def test_an_index_in_error_answers_and_says_so_on_stderr(ask: Iscp, library: Library) -> None:
     library.set("look", state=JobState.ERROR, status=JobStatus(error_code=10_033, error_msg="bad"))
     done = ask("look", "editors", "--json")

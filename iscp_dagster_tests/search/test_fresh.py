@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+from iscp_dagster import api
 from iscp_dagster.errors import SourceTableReplaced, TailUnavailable
 from iscp_dagster.search import SearchResult, search
+from iscp_dagster.search.fresh_lance import check_clonable
 from iscp_dagster_tests.joblog.databases import execute
 from iscp_dagster_tests.search.library import SECTIONS, SPECS, TITLES, Library, item
 
@@ -63,24 +65,20 @@ def answers(**more: Any) -> list[SearchResult]:
     return [search("shop.items", job, **question, **more) for job, question in QUESTIONS]
 
 
-@pytest.mark.parametrize("seed", [1])
 def test_a_fresh_answer_is_that_of_an_index_synced_first(
-    library: Library, spark: SparkSession, seed: int
+    library: Library, spark: SparkSession
 ) -> None:
-    rng = random.Random(seed)
-    for first in (100, 200):
-        churn(library, rng, first)
-        before, fresh = answers(), answers(fresh=True)
-        head = library.head
-        library.sync(spark)
-        synced = answers()
-        for question, old, new, true in zip(QUESTIONS, before, fresh, synced, strict=True):
-            assert old.watermark < head, question
-            assert (new.watermark, str(new.watermark)) == (head, str(head)), question
-            assert (new.fresh, new.lag_seconds) == (True, 0.0), question
-            assert new.store_version == old.store_version, question
-            assert_same(question[0], new, true)
-        assert any(not old.table.equals(new.table) for old, new in zip(before, fresh, strict=True))
+    churn(library, random.Random(1), 100)
+    before, fresh = answers(), answers(fresh=True)
+    head = library.head
+    library.sync(spark)
+    for question, old, new, true in zip(QUESTIONS, before, fresh, answers(), strict=True):
+        assert old.watermark < head, question
+        assert (new.watermark, str(new.watermark)) == (head, str(head)), question
+        assert (new.fresh, new.lag_seconds) == (True, 0.0), question
+        assert new.store_version == old.store_version, question
+        assert_same(question[0], new, true)
+    assert any(not old.table.equals(new.table) for old, new in zip(before, fresh, strict=True))
 
 
 def assert_same(job: str, fresh: SearchResult, synced: SearchResult) -> None:
@@ -133,6 +131,14 @@ def test_a_fresh_search_leaves_the_index_as_it_was(library: Library) -> None:
     assert after == before
 
 
+def test_an_index_in_an_object_store_is_never_cloned_into_it(library: Library) -> None:
+    with library.open_log() as log:
+        job = api.get_job("shop.items", "words", log=log)
+    check_clonable(job, "/data/index")
+    with pytest.raises(TailUnavailable, match="items/words: only an index on local disk"):
+        check_clonable(job, "s3://lake/index")
+
+
 def test_changes_that_are_gone_are_told_and_never_left_out(library: Library) -> None:
     library.update({"size": "size + 1"}, "id < 5")
     for folder in (library.folder / "items").glob("_change_data"):
@@ -141,6 +147,17 @@ def test_changes_that_are_gone_are_told_and_never_left_out(library: Library) -> 
     with pytest.raises(TailUnavailable, match=r"can't be read .*; search without fresh"):
         search("shop.items", "look", fresh=True)
     assert search("shop.items", "look").table.num_rows
+
+
+def test_history_that_was_cleaned_up_is_told(library: Library) -> None:
+    for number in range(100, 103):
+        library.add(item(number))
+    table = DeltaTable(library.source)
+    table.create_checkpoint()
+    for version in (0, 1):
+        (library.folder / "items" / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(TailUnavailable):
+        search("shop.items", "words", "red", fresh=True)
 
 
 def test_another_table_in_its_place_is_no_tail(library: Library) -> None:
