@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from iscp_dagster.demo.corpus import standard_library
-
 pytestmark = pytest.mark.spark
 
 
@@ -32,7 +30,7 @@ def test_the_demo_runs_twice_and_every_index_equals_a_build_from_scratch(tmp_pat
     for _ in range(2):
         report = _demo(tmp_path / "home")
         assert report["checks"] == {"copy": True, "by_module": True, "per_module": True}
-        assert report["rows"] == len(standard_library()) > 2000
+        assert report["rows"] > 2000
         assert report["changed"] > 100
         assert report["scans"] == 1
         assert {job["version"] for job in report["jobs"]} == {3}
