@@ -179,9 +179,14 @@ def a_commit_from_outside_reaches_the_index(house: House, dagster: Daemon) -> No
     job = house.job()
     assert (job.state, job.attempt) == (JobState.COMPLETED, 0)
     key, table = AssetKey(job.key.asset_path), AssetKey(job.key.table_key.asset_path)
-    (told,) = dagster.instance.fetch_materializations(key, limit=1).records
-    assert told.asset_materialization is not None
-    assert told.asset_materialization.metadata["iscp/source_version"].value == version
+
+    def told_version() -> object:
+        (told,) = dagster.instance.fetch_materializations(key, limit=1).records
+        assert told.asset_materialization is not None
+        return told.asset_materialization.metadata["iscp/source_version"].value
+
+    # The log is written first; Dagster is told right after.
+    dagster.until(lambda: told_version() == version, "Dagster is told")
     (seen,) = dagster.instance.fetch_observations(table, limit=1).records
     assert seen.asset_observation is not None
     assert (seen.asset_observation.tags or {})["dagster/data_version"] == str(version)
