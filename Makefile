@@ -6,7 +6,7 @@ WORKERS ?= 2
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo dev test fast lint format bench clean
+.PHONY: help install demo dev test fast lint format docs bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,7 +15,7 @@ help: ## List the targets
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "iscp_dagster needs Python 3.11 or newer, set PYTHON=python3.x")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing into .venv (about two minutes)"
-	@$(PIP) --editable '.[local]'
+	@$(PIP) --editable '.[local,embed]'
 	@touch $@
 
 .venv/.dev: .venv/.runtime
@@ -27,6 +27,9 @@ install: .venv/.runtime ## Install into .venv
 
 demo: .venv/.runtime ## Run the main job end to end, on this machine
 	@$(BIN)/iscp demo
+
+dev: .venv/.runtime ## Start Spark and Dagster, while the demo's table keeps changing
+	@$(BIN)/iscp dev --live
 
 test: .venv/.dev ## Install and run all tests
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
@@ -42,6 +45,9 @@ lint: .venv/.dev ## Ruff (check and format) and the type check
 format: .venv/.dev ## Format the code and mend what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: .venv/.dev ## Write the parts of docs/ that come from the code
+	@$(BIN)/python docs/generate.py
 
 clean: ## Remove the virtualenv and everything the demo made
 	rm -rf .venv .iscp .pytest_cache .ruff_cache .hypothesis

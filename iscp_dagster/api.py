@@ -14,7 +14,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,7 @@ from iscp_dagster.rules.spec import JobSpec, merge_spec, parse_spec
 from iscp_dagster.settings import Settings
 
 if TYPE_CHECKING:
+    from iscp_dagster.maintenance.optimize import OptimizeReport
     from iscp_dagster.sources.facts import TableFacts
 
 
@@ -219,6 +220,36 @@ def repair_job(
     key = TableKey.parse(table, account).job(job)
     with _opened(log) as opened:
         return opened.jobs.repair(key)
+
+
+def optimize_job(
+    table: str,
+    job: str,
+    *,
+    retrain: bool = False,
+    account: str = DEFAULT_ACCOUNT,
+    tell: Callable[[str], None] = lambda step: None,
+    log: JobLog | None = None,
+) -> OptimizeReport:
+    """Compact an index and merge its segments, while searches and iterations go on.
+
+    Args:
+        table: `DB.TABLE`.
+        job: The job's name.
+        retrain: Train the centroids of a vector index, and build a text index, anew.
+        account: Who owns the table.
+        tell: Called with what comes next, before each step.
+        log: The log, where one is open already.
+
+    Raises:
+        IndexBuilding: The index has never been synced.
+        UsageError: No such index, or there is nothing to train in it.
+    """
+    from iscp_dagster.maintenance.optimize import optimize_index
+
+    found = get_job(table, job, account=account, log=log)
+    warehouse = Settings.from_env().warehouse
+    return optimize_index(found, warehouse, retrain=retrain, tell=tell)
 
 
 def _check_against_table(spec: JobSpec, table: Table) -> None:

@@ -194,7 +194,7 @@ class BuildMismatch(PermanentError):
     """What stands at the index's place was built for another job or from another spec."""
 
     code = 10_034
-    cure = "`iscp rebuild` the job"
+    cure = "`iscp unregister` the job and register it anew"
 
 
 class ConsumerTimeout(TemporaryError):
@@ -269,6 +269,20 @@ class TailUnavailable(TemporaryError):
 
     code = 52
     cure = "search without fresh, or wait for the next sync"
+
+
+class IndexUnreadable(TemporaryError):
+    """The files of an index can't be read right now."""
+
+    code = 53
+    cure = "try again; if it stays so, `iscp unregister` the job and register it anew"
+
+
+class NoCommonVersion(TemporaryError):
+    """Indexes that are asked together stand at different points of their table's history."""
+
+    code = 54
+    cure = "search with fresh, or `iscp sync` first"
 
 
 class IterationCanceled(BaseException):

@@ -39,6 +39,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from iscp_dagster.spark.session import get_spark
 
     home = tmp_path_factory.mktemp("spark-home")
-    session = get_spark(settings_in(home, ISCP_SPARK_MEMORY="1g"), "iscp-tests")
+    session = get_spark(settings_in(home, ISCP_SPARK_MEMORY="2g"), "iscp-tests")
     yield session
     session.stop()

@@ -28,12 +28,21 @@ def dev(port: int, spark: bool, live: bool) -> None:
     import signal
     from contextlib import ExitStack
 
-    from iscp_dagster.orchestration.dev import services, watch
+    from iscp_dagster.errors import ServiceDied
+    from iscp_dagster.orchestration.dev import check_start, services, watch
     from iscp_dagster.settings import Settings
 
-    # A service manager's stop is a stop like any other.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     settings = Settings.from_env()
+    check_start(settings, port)
+    # The stop of a service manager or a closed terminal is a stop like any other. Even Ctrl-C: a
+    # script's background process is started with it ignored, and its children would be, too.
+    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, signal.default_int_handler)
+    if live:
+        from iscp_dagster.demo.live import ensure_demo
+
+        # Before Dagster starts: it then knows the table from the first moment.
+        ensure_demo(settings, click.echo)
     try:
         with ExitStack() as stack:
             running = stack.enter_context(
@@ -42,11 +51,15 @@ def dev(port: int, spark: bool, live: bool) -> None:
             if live:
                 from iscp_dagster.demo.live import changing
 
-                stack.enter_context(changing(settings, click.echo))
+                stack.enter_context(changing(settings))
             click.echo(f"Dagster is at http://127.0.0.1:{port} - Ctrl-C stops everything")
             watch(running)
     except KeyboardInterrupt:
         _print_freshness(settings)
+    except ServiceDied as died:
+        for lines in getattr(died, "__notes__", ()):
+            click.echo(lines, err=True)
+        raise
 
 
 def _print_freshness(settings: Any) -> None:

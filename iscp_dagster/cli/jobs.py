@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from iscp_dagster.cli.output import account_option, json_option, print_json, print_rows
+from iscp_dagster.cli.reload import show_in_dagster
 from iscp_dagster.errors import UsageError
 
 
@@ -54,7 +55,9 @@ def _spec_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("table", metavar="DB.TABLE")
 @click.argument("job", metavar="JOB")
-@click.option("--type", "type_", help="mirror, lookup, aggregate or a plug-in's name.")
+@click.option(
+    "--type", "type_", help="fulltext, vector, lookup, aggregate, mirror or a plug-in's name."
+)
 @click.option("--columns", metavar="A,B", help="The columns to index.")
 @click.option("--option", "options", multiple=True, metavar="K=V", help="An option of the type.")
 @_spec_options
@@ -82,6 +85,7 @@ def register(
         raise UsageError("type: missing", cure="write --type mirror (or put it into --spec)")
     registered = api.register_job(table, job, _with_fields(spec, fields), account=account)
     click.echo(f"{account}/{table}/{job}: {'registered' if registered else 'alive already'}")
+    show_in_dagster()
 
 
 @click.command()
@@ -98,6 +102,7 @@ def alter(
     patch = _with_fields(_read_spec(spec_file), fields)
     api.update_job_spec(table, job, patch, account=account, interrupt=interrupt)
     click.echo(f"{account}/{table}/{job}: altered{_canceled(table, job, account, interrupt)}")
+    show_in_dagster()
 
 
 @click.command()
@@ -111,6 +116,7 @@ def unregister(table: str, job: str, account: str) -> None:
     done = api.unregister_job(table, job, account=account)
     what = "unregistered" if done else "was not registered"
     click.echo(f"{account}/{table}/{job}: {what}{_canceled(table, job, account, done)}")
+    show_in_dagster()
 
 
 def _canceled(table: str, job: str, account: str, wanted: bool) -> str:

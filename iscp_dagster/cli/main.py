@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from iscp_dagster import __version__
-from iscp_dagster.cli import demo, dev, housekeeping, jobs, search, sync, tables
+from iscp_dagster.cli import demo, dev, housekeeping, jobs, optimize, search, sync, tables
 from iscp_dagster.errors import IscpError, UsageError
 
 # `iscp` or `iscp table` alone: newer versions of click raise the help.
@@ -41,6 +41,7 @@ for command in (
     jobs.repair,
     sync.sync,
     search.search,
+    optimize.optimize,
     housekeeping.gc,
     demo.demo,
     dev.dev,

@@ -27,9 +27,14 @@ def print_json(value: object) -> None:
 
 
 def print_rows(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str, title: str = ""
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    empty: str,
+    title: str = "",
+    as_named: bool = False,
 ) -> None:
-    """Print rows as a table, or the sentence for none."""
+    """Print rows as a table, or the sentence for none; `as_named` keeps the columns' own names."""
     if not rows:
         click.echo(empty)
         return
@@ -39,7 +44,8 @@ def print_rows(
 
     table = Table(title=title or None, title_justify="left", box=None, header_style="bold")
     for name in columns:
-        table.add_column(name.replace("_", " "), overflow="fold")
+        header = Text(name if as_named else name.replace("_", " "))
+        table.add_column(header, overflow="fold")
     for row in rows:
         table.add_row(*(Text(_shown(row.get(name))) for name in columns))
     # Into a pipe there is no width to fit: never cut or fold what somebody may grep.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("table", metavar="DB.TABLE")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB[,JOB]")
 @click.argument("query", required=False)
 @click.option(
     "-k", type=click.IntRange(1, 100_000), default=10, show_default=True, help="Most hits."
@@ -43,11 +43,14 @@ def search(
     account: str,
     as_json: bool,
 ) -> None:
-    """Ask an index.
+    """Ask an index, or several of one table together.
 
     QUERY is what to look for. Full-text: words, "phrases", +must, -not, fuzzy~1. Vector: a text,
     if the index has an embedder. Lookup and aggregate: column=value, several with spaces between
     them, or a value of the first column the index is sorted by.
+
+    Several full-text and vector indexes, with commas between them, are asked at one version of
+    the table, and their hits are ranked together (reciprocal rank fusion).
     """
     from iscp_dagster.search import search as ask
 
@@ -70,7 +73,7 @@ def search(
         print_json(_document(result))
         return
     rows = [_texts(row) for row in result.table.to_pylist()]
-    print_rows(rows, result.table.column_names, empty="nothing found")
+    print_rows(rows, result.table.column_names, empty="nothing found", as_named=True)
     click.echo(_standing(result))
 
 

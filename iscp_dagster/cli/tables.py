@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from iscp_dagster.cli.output import account_option, json_option, print_json, print_rows
+from iscp_dagster.cli.reload import show_in_dagster
 
 
 @click.group()
@@ -25,6 +26,7 @@ def add(name: str, uri: str, pk: str, enable_cdf: bool, account: str) -> None:
     columns = [column.strip() for column in pk.split(",")]
     added = api.add_table(name, uri=uri, pk=columns, account=account, enable_cdf=enable_cdf)
     click.echo(f"{account}/{name}: {'recorded' if added else 'recorded already'}")
+    show_in_dagster()
 
 
 @table.command()
@@ -115,3 +117,4 @@ def drop(name: str, account: str) -> None:
 
     dropped = api.drop_table(name, account=account)
     click.echo(f"{account}/{name}: {'dropped' if dropped else 'was not recorded'}")
+    show_in_dagster()

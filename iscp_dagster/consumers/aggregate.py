@@ -24,13 +24,12 @@ from iscp_dagster.consumers.base import (
     unquote,
 )
 from iscp_dagster.consumers.delta import Build, DeltaConsumer
-from iscp_dagster.consumers.keyed import files_for
 from iscp_dagster.consumers.measures import Grouping, Measure
 from iscp_dagster.errors import UsageError
 from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
-from iscp_dagster.spark.sql import columns
-from iscp_dagster.stores.delta_index import MergeCounts, Standing
+from iscp_dagster.stores.delta_index import AppliedCounts, Standing, laid_out
+from iscp_dagster.stores.delta_ways import Batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -95,37 +94,33 @@ class Aggregate(DeltaConsumer):
     def rows_of_snapshot(self, changes: Changes) -> DataFrame:
         """Return all groups, computed from all rows."""
         grouping = Grouping.of(self.build)
-        order = columns(grouping.group_by)
         groups = grouping.compute(changes.upserts)
-        return groups.repartitionByRange(files_for(changes.rows_net), *order).sortWithinPartitions(
-            *order
-        )
+        return laid_out(groups, grouping.group_by, changes.rows_net, fine=False)
 
     def apply_tail(
         self, changes: Changes, window: Window, standing: Standing
-    ) -> tuple[MergeCounts, int]:
-        """Work out the new state of the groups that rows joined or left, and merge it."""
+    ) -> tuple[AppliedCounts, int]:
+        """Work out the new state of the groups that rows joined or left, and apply it."""
         grouping = Grouping.of(self.build)
         relevant = changes.net.where(grouping.touched())
         skipped = changes.rows_net - relevant.count()
         if skipped == changes.rows_net:
             self.index.advance(self.session, window, standing.rows)
-            return MergeCounts(0, 0), skipped
+            return AppliedCounts(0, 0), skipped
         state = self._state(standing)
         moved = grouping.moved(relevant, state).persist()
-        again = grouping.again(moved, changes.table_at_end, state.schema)
-        source = grouping.settled(moved)
         try:
-            if again is not None:
-                source = source.unionByName(again.persist())
-            counts = self.index.merge(
-                self.session, source, grouping.group_by, window, standing.rows
-            )
+            tally = grouping.tally(moved)
+            rows = grouping.settled(moved)
+            if tally.stale:
+                again = grouping.again(moved, changes.table_at_end, state.schema)
+                rows = rows.unionByName(again)
+            by = grouping.group_by
+            batch = Batch(rows, by, by, tally.groups, tally.groups - tally.empty)
+            self.index.apply(self.session, batch, window, standing)
         finally:
             moved.unpersist()
-            if again is not None:
-                again.unpersist()
-        return counts, skipped
+        return AppliedCounts(batch.upserts, tally.emptied), skipped
 
     def _state(self, standing: Standing) -> DataFrame:
         """The index at the version that was looked at: nobody else's commit can get in."""

@@ -85,6 +85,8 @@ class Comparison:
     """How many rows the checksums are over."""
     same: bool
     """Whether the checksums of the sample agree."""
+    rows_refused: int = 0
+    """Rows of the table that can't be in the index, and are not expected there."""
 
 
 class Consumer(ABC):

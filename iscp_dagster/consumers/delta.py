@@ -28,7 +28,7 @@ from iscp_dagster.errors import (
 )
 from iscp_dagster.rules.model import TS, Table, Window
 from iscp_dagster.rules.spec import JobSpec
-from iscp_dagster.stores.delta_index import DeltaIndex, MergeCounts, Standing
+from iscp_dagster.stores.delta_index import AppliedCounts, DeltaIndex, Standing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -116,7 +116,7 @@ class DeltaConsumer(Consumer):
         started = perf_counter()
         standing = self._standing()
         if window.end <= standing.watermark:
-            return self._result(standing, standing, MergeCounts(0, 0), 0, started)
+            return self._result(standing, standing, AppliedCounts(0, 0), 0, started)
         seen = changes.seen_from(self.session)
         if changes.kind is ChangeKind.SNAPSHOT:
             self.index.replace(self.rows_of_snapshot(seen), window)
@@ -173,7 +173,7 @@ class DeltaConsumer(Consumer):
     @abstractmethod
     def apply_tail(
         self, changes: Changes, window: Window, standing: Standing
-    ) -> tuple[MergeCounts, int]:
+    ) -> tuple[AppliedCounts, int]:
         """Apply a tail in one commit; return what was done and how many rows were skipped."""
 
     @abstractmethod
@@ -214,11 +214,11 @@ class DeltaConsumer(Consumer):
         self,
         before: Standing,
         after: Standing,
-        counts: MergeCounts | None,
+        counts: AppliedCounts | None,
         skipped: int,
         started: float,
     ) -> ConsumerResult:
-        done = counts or MergeCounts(after.rows or 0, 0)
+        done = counts or AppliedCounts(after.rows or 0, 0)
         return ConsumerResult(
             watermark=after.watermark,
             rows_upserted=done.upserted,

@@ -23,9 +23,8 @@ from iscp_dagster.consumers.base import (
     unquote,
 )
 from iscp_dagster.consumers.json_text import JsonPath
-from iscp_dagster.consumers.lance_base import (
-    Build,
-    LanceConsumer,
+from iscp_dagster.consumers.lance_base import Build, LanceConsumer
+from iscp_dagster.consumers.lance_spec import (
     check_stored,
     read_choice,
     read_switch,

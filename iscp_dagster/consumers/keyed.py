@@ -22,17 +22,13 @@ from iscp_dagster.rules.filters import Filter, parse_filter, render_spark
 from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.spark.sql import columns
-from iscp_dagster.stores.delta_index import GONE, MergeCounts, Standing
+from iscp_dagster.stores.delta_index import AppliedCounts, Standing, laid_out
+from iscp_dagster.stores.delta_ways import GONE, Batch
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from iscp_dagster.sources.changes import Changes
-
-ROWS_PER_FILE = 100_000
-MIN_FILES = 16
-"""Above `ROWS_FOR_FILES` rows, an index has at least so many files: a reader skips most of them."""
-ROWS_FOR_FILES = 2_000
 
 
 class KeyedCopy(DeltaConsumer):
@@ -83,31 +79,35 @@ class KeyedCopy(DeltaConsumer):
         where = self._where
         if where is not None:
             rows = rows.where(render_spark(where))
-        order = columns(self.stats_columns(self.build))
-        files = files_for(changes.rows_net)
-        sorted_rows = rows.repartitionByRange(files, *order).sortWithinPartitions(*order)
-        return sorted_rows.select(*columns(self.build["columns"]))
+        order, fine = self.stats_columns(self.build), bool(self.build["by"])
+        kept = laid_out(rows, order, changes.rows_net, fine=fine)
+        return kept.select(*columns(self.build["columns"]))
 
     def apply_tail(
         self, changes: Changes, window: Window, standing: Standing
-    ) -> tuple[MergeCounts, int]:
-        """Merge the rows that matter to this index; count the others."""
+    ) -> tuple[AppliedCounts, int]:
+        """Apply the rows that matter to this index; count the others."""
         from pyspark.sql import functions as fn
 
         relevant = changes.net.where(self._matters())
-        count = relevant.count()
-        skipped = changes.rows_net - count
-        if count == 0:
+        was, is_in = self._belongs("before"), self._belongs("after")
+        changed, upserts, deleted = relevant.agg(
+            fn.count("*"), fn.count_if(is_in), fn.count_if(was & ~is_in)
+        ).collect()[0]
+        skipped = changes.rows_net - changed
+        if changed == 0:
             self.index.advance(self.session, window, standing.rows)
-            return MergeCounts(0, 0), skipped
+            return AppliedCounts(0, 0), skipped
         key, rest = self.build["key"], self.build["columns"]
-        source = relevant.select(
+        rows = relevant.select(
             *(fn.col("key").getField(name).alias(name) for name in key),
             *(fn.col("after").getField(name).alias(name) for name in rest if name not in key),
-            (~self._belongs("after")).alias(GONE),
+            (~is_in).alias(GONE),
         )
-        counts = self.index.merge(self.session, source, key, window, standing.rows)
-        return counts, skipped
+        order, fine = tuple(self.stats_columns(self.build)), bool(self.build["by"])
+        batch = Batch(rows, tuple(key), order, changed, upserts, fine)
+        self.index.apply(self.session, batch, window, standing)
+        return AppliedCounts(upserts, deleted), skipped
 
     def _matters(self) -> Column:
         """Whether a changed row may change the index: it is in, was in, or may have been in."""
@@ -135,11 +135,6 @@ class KeyedCopy(DeltaConsumer):
     def _where(self) -> Filter | None:
         text = self.build["where"]
         return None if text is None else parse_filter(text, self.build["source"])
-
-
-def files_for(rows: int) -> int:
-    """How many files an index of so many rows is written in."""
-    return max(1, min(MIN_FILES, rows // ROWS_FOR_FILES), rows // ROWS_PER_FILE)
 
 
 def _comparable(type_: str) -> bool:

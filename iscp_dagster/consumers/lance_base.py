@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.consumers.base import (
-    ColumnFacts,
+    Comparison,
     Consumer,
     ConsumerResult,
     IndexPlace,
@@ -32,23 +32,20 @@ from iscp_dagster.consumers.lance_rows import (
     Layout,
     Tally,
     arrow_type,
-    check_plain,
     read_reports,
     write_in_task,
 )
 from iscp_dagster.errors import (
     BuildMismatch,
     IndexBehindWindow,
+    IndexContended,
     SourceColumnChanged,
-    UsageError,
 )
 from iscp_dagster.iteration.faults import reach
 from iscp_dagster.rules.filters import parse_filter, render_spark
 from iscp_dagster.rules.model import TS, Table, Window
 from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.stores.lance_index import (
-    CONTROL,
-    KEY,
     LanceIndex,
     LanceStanding,
     Staged,
@@ -67,7 +64,6 @@ if TYPE_CHECKING:
 Build = dict[str, Any]
 DRIVER_ROWS = 20_000
 """Up to so many rows come to the driver; more are written by Spark tasks."""
-_TAKEN = frozenset({KEY, CONTROL, "vector", "_score", "_distance", "_rowid", "_rowaddr"})
 
 
 class LanceConsumer(Consumer):
@@ -140,6 +136,15 @@ class LanceConsumer(Consumer):
             self._own = own_session(self._spark)
         return self._own
 
+    def lineage(self) -> Mapping[str, tuple[str, ...]]:
+        """Each column is the table's of that name, or a text inside one of its JSON columns."""
+        paths = {name: JsonPath.parse(name) for name in self.build["stored"]}
+        paths |= dict.fromkeys(self.build["source"])
+        return {
+            name: (name,) if (path := paths[name]) is None else (path.column,)
+            for name in self.build["stored"]
+        }
+
     def apply(self, changes: Changes, window: Window) -> ConsumerResult:
         """Apply one window and move the watermark, in one commit."""
         from iscp_dagster.sources.changes import ChangeKind
@@ -167,14 +172,43 @@ class LanceConsumer(Consumer):
         skipped = 0 if snapshot else changes.rows_net - done
         return self.result(_result(after, tally, skipped, started), tally)
 
+    def compare(self, changes: Changes) -> Comparison:
+        """Compare all keys, and the content of about one row in sixteen.
+
+        Raises:
+            IndexContended: The index moved on, and the version that was meant is gone.
+        """
+        from iscp_dagster.consumers.lance_compare import compare_rows
+        from iscp_dagster.stores.lance_versions import reader_before
+
+        at = changes.window.end
+        reader = reader_before(LanceIndex.open(self.place.uri), self.place.uri, at)
+        if reader is None or reader.watermark != at:
+            raise IndexContended(f"{self.place.key} does not stand at {at} any more")
+        rows = self._whole(changes.seen_from(self.session))
+        return compare_rows(rows, self.layout(reader.dataset), reader.dataset, at)
+
     def watermark(self) -> TS:
         """Return where the index stands, as the store itself says; 0 when there is none."""
         standing = self.index.standing()
         return TS.zero() if standing is None else standing.watermark
 
+    def row_count(self) -> int | None:
+        """Return the rows in the index, as the store itself says."""
+        standing = self.index.standing()
+        return None if standing is None else standing.rows
+
     def drop(self) -> None:
         """Remove the index with its files."""
         self.index.drop()
+
+    def close(self) -> None:
+        """Give the consumer's own session back; another is made if it is asked for again."""
+        own, self._own = self._own, None
+        if own is not None:
+            from iscp_dagster.spark.sql import release_session
+
+            release_session(own)
 
     def payload(self, build: Build) -> pa.Schema:
         """Return the columns of the dataset beside its own."""
@@ -307,36 +341,6 @@ class LanceConsumer(Consumer):
         if standing is None:
             raise BuildMismatch(f"there is no index at {self.place.uri}")
         return standing
-
-
-def stored_names(columns: Sequence[str]) -> dict[str, str]:
-    """Give each column the name it is stored under: its own where that is plain, else `c<n>`."""
-    names: dict[str, str] = {}
-    for number, name in enumerate(columns):
-        plain = name.isascii() and name.isidentifier() and name.islower() and name not in _TAKEN
-        clash = any(name == f"c{i}" for i in range(len(columns)))
-        names[name] = name if plain and not clash else f"c{number}"
-    return names
-
-
-def check_stored(field: str, columns: Iterable[ColumnFacts]) -> None:
-    """Refuse columns that can't be stored in the index."""
-    for column in columns:
-        check_plain(field, column.name, column.type)
-
-
-def read_choice(spec: JobSpec, name: str, choices: Sequence[str]) -> str:
-    """Read an option that is one of a few words; the first is the default."""
-    value = spec.options.get(name, choices[0])
-    if value not in choices:
-        raise UsageError(f"{name}: {value!r} is unknown", cure=f"known: {', '.join(choices)}")
-    return value
-
-
-def read_switch(spec: JobSpec, name: str, *, default: bool) -> bool:
-    """Read an option that is true or false."""
-    choices = ("true", "false") if default else ("false", "true")
-    return read_choice(spec, name, choices) == "true"
 
 
 def _task(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.rules.filters import Filter, parse_filter, render_spark
 from iscp_dagster.spark.sql import column
-from iscp_dagster.stores.delta_index import GONE
+from iscp_dagster.stores.delta_ways import GONE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -34,6 +34,18 @@ class Measure:
     def name(self) -> str:
         """What it is called in the index."""
         return self.function if self.column is None else f"{self.function}_{self.column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many groups rows joined or left."""
+
+    groups: int
+    empty: int
+    """Without rows at the window's end."""
+    emptied: int
+    """Those of them that had rows at its start."""
+    stale: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +163,21 @@ class Grouping:
         joined = change.join(old, reduce(and_, match), "left")
         return self._new_state(joined, groups, state.schema)
 
+    def tally(self, moved: DataFrame) -> Tally:
+        """Count the groups that moved."""
+        from pyspark.sql import functions as fn
+
+        gone = fn.col(GONE)
+        counts = moved.agg(
+            fn.count("*"),
+            fn.count_if(gone),
+            fn.count_if(gone & fn.col("existed")),
+            fn.count_if(fn.col("stale")),
+        )
+        return Tally(*counts.collect()[0])
+
     def settled(self, moved: DataFrame) -> DataFrame:
-        """Return the new states that the changes alone tell, as rows to merge."""
+        """Return the new states that the changes alone tell, as rows to apply."""
         from pyspark.sql import functions as fn
 
         names = [column(name) for name in self.index_columns]
@@ -160,15 +185,13 @@ class Grouping:
 
     def again(
         self, moved: DataFrame, table_at_end: Callable[[], DataFrame], schema: StructType
-    ) -> DataFrame | None:
-        """Compute the stale groups again, as rows to merge; None when there are none."""
+    ) -> DataFrame:
+        """Compute the stale groups again, as rows to apply."""
         from pyspark.sql import functions as fn
 
         stale = moved.where(fn.col("stale")).select(
             *(column(name).alias(f"g{i}") for i, name in enumerate(self.group_by))
         )
-        if stale.isEmpty():
-            return None
         match = [column(name).eqNullSafe(fn.col(f"g{i}")) for i, name in enumerate(self.group_by)]
         rows = table_at_end().join(fn.broadcast(stale), reduce(and_, match), "left_semi")
         groups = self.compute(rows)
@@ -214,6 +237,7 @@ class Grouping:
         return joined.select(
             *(values[f.name].cast(f.dataType).alias(f.name) for f in schema.fields),
             (rows == 0).alias(GONE),
+            old.isNotNull().alias("existed"),
             ((rows != 0) & reduce(or_, stale)).alias("stale"),
         )
 

@@ -9,7 +9,7 @@ index and its key is reported; with `on_bad_row=fail` the window is not applied 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,13 +22,7 @@ from iscp_dagster.consumers.base import (
     resolve_columns,
     split_names,
 )
-from iscp_dagster.consumers.lance_base import (
-    Build,
-    LanceConsumer,
-    check_stored,
-    read_choice,
-    stored_names,
-)
+from iscp_dagster.consumers.lance_base import Build, LanceConsumer
 from iscp_dagster.consumers.lance_rows import (
     CONTENT,
     GONE,
@@ -38,6 +32,7 @@ from iscp_dagster.consumers.lance_rows import (
     VectorLayout,
     Vectors,
 )
+from iscp_dagster.consumers.lance_spec import check_stored, read_choice, stored_names
 from iscp_dagster.embedders.registry import get_embedder
 from iscp_dagster.errors import BuildMismatch, RowsRefused, UsageError
 from iscp_dagster.rules.spec import JobSpec
@@ -54,7 +49,11 @@ MAX_DIMENSION = 65_536
 NAMED = 100
 """How many refused rows are reported by key; all are counted."""
 _VECTORS = ("array<float>", "array<double>")
-_OPTIONS = ("metric", "embedder", "dimension", "on_bad_row", "include", "where")
+RECALL_FLOOR = 0.95
+"""The recall below which the check of an index goes red, unless `recall_floor` says otherwise."""
+_OPTIONS = (
+    "metric", "embedder", "dimension", "on_bad_row", "include", "where", "recall_floor",
+)  # fmt: skip
 
 
 class Vector(LanceConsumer):
@@ -66,6 +65,7 @@ class Vector(LanceConsumer):
     def make_build(cls, spec: JobSpec, pk: Sequence[str], facts: SourceFacts) -> Build:
         """Check the spec and settle what the index is made from."""
         check_options(spec, _OPTIONS)
+        read_recall_floor(spec)
         column = _column(spec, facts)
         embedder, dimension = _embedder(spec, column)
         keys = resolve_columns("pk", pk, facts)
@@ -95,6 +95,10 @@ class Vector(LanceConsumer):
     def example_query(cls, spec: JobSpec, uri: str) -> str:
         """Return an example of how to ask the index, shown with its asset."""
         return f"iscp_dagster.stores.lance_index.LanceIndex.open({uri!r}).vector_search([0.1, …])"
+
+    def lineage(self) -> Mapping[str, tuple[str, ...]]:
+        """The vectors come from their column, or from the text that was embedded."""
+        return {**super().lineage(), VECTOR: tuple(self.build["content"])}
 
     def payload(self, build: Build) -> pa.Schema:
         """Return the columns of the dataset; the vectors' comes later if nothing tells its size."""
@@ -154,6 +158,18 @@ class Vector(LanceConsumer):
         return replace(
             result, rows_refused=len(tally.refused), refused_keys=tuple(tally.refused[:NAMED])
         )
+
+
+def read_recall_floor(spec: JobSpec) -> float:
+    """Read the recall that the check of an index holds it to."""
+    text = spec.options.get("recall_floor")
+    try:
+        floor = float(text) if text else RECALL_FLOOR
+    except ValueError:
+        floor = 0.0
+    if not 0 < floor <= 1:
+        raise UsageError(f"recall_floor: {text!r} is not above 0 and up to 1", cure="write 0.95")
+    return floor
 
 
 def _column(spec: JobSpec, facts: SourceFacts) -> ColumnFacts:

@@ -38,16 +38,18 @@ class Doc:
 def standard_library() -> list[Doc]:
     """Return what the standard library documents, ordered by name."""
     found: dict[str, Doc] = {}
-    for name in sorted(sys.stdlib_module_names - _LEFT_OUT):
-        if not name.startswith("_") and (module := _import(name)) is not None:
-            for doc in _documented(module):
-                found.setdefault(doc.name, doc)
+    # Looking at what is deprecated is no use of it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in sorted(sys.stdlib_module_names - _LEFT_OUT):
+            if not name.startswith("_") and (module := _import(name)) is not None:
+                for doc in _documented(module):
+                    found.setdefault(doc.name, doc)
     return [found[name] for name in sorted(found)]
 
 
 def _import(name: str) -> ModuleType | None:
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(io.StringIO()):
         try:
             return importlib.import_module(name)
         except (ImportError, OSError):

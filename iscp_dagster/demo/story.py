@@ -1,224 +1,192 @@
-"""The demo's story: a table, its indexes, a first sync, changes, a second sync, and the proof.
+"""The demo's story: a table, four indexes, a first sync, changes, a second sync, and the proof.
 
-Everything goes through the public functions that a user would call; only the clean-up at the start,
-which makes the demo repeatable, reaches for its own files.
+Everything goes through the public functions that a user would call. The demo checks its own claims:
+what a search must find is worked out from the table's rows, and in the end each index is compared
+with a build from scratch.
 """
 
 from __future__ import annotations
 
-import random
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from iscp_dagster import api
-from iscp_dagster.demo.corpus import Doc, standard_library
-from iscp_dagster.joblog import JobLog
+from iscp_dagster.demo.corpus import Doc
+from iscp_dagster.demo.library import JOBS, TABLE, Batch, demo_table_uri, make_demo
+from iscp_dagster.demo.proof import Proof, prove
+from iscp_dagster.demo.questions import QUESTIONS, Answer, ask
 from iscp_dagster.orchestration.instance import open_instance
 from iscp_dagster.orchestration.sync import SyncReport, sync
 from iscp_dagster.rules.iteration import Iteration
-from iscp_dagster.rules.model import TableKey
+from iscp_dagster.rules.model import TS, TableKey
 from iscp_dagster.settings import Settings
-from iscp_dagster.views import job_views
+from iscp_dagster.views import iteration_views, job_views
 
-if TYPE_CHECKING:
-    from deltalake.table import TableMerger
+_MOST_ITERATIONS = 50
 
-TABLE = "demo.stdlib"
-JOBS: dict[str, dict[str, Any]] = {
-    "copy": {
-        "type": "mirror",
-        "columns": ["name", "module", "doc"],
-        "options": {"where": "kind <> 'module'"},
-        "description": "Everything but the modules themselves.",
-    },
-    "by_module": {
-        "type": "lookup",
-        "columns": ["module", "kind", "signature"],
-        "options": {"by": "module"},
-        "description": "Finds what a module holds without reading the whole table.",
-    },
-    "per_module": {
-        "type": "aggregate",
-        "options": {"group_by": "module", "measures": "count,sum:doc_chars,max:doc_chars"},
-        "description": "How much each module documents.",
-    },
-}
-Say = Callable[[str], None]
+
+class Stage(Protocol):
+    """Where the story is told."""
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        ...
+
+    def working(self, text: str, steps: int) -> AbstractContextManager[Callable[[], None]]:
+        """Show that something takes a while; what comes back is called after each step."""
+        ...
+
+    def show(self, answers: Sequence[Answer]) -> None:
+        """Print what the searches found."""
+        ...
+
+
+class Silence:
+    """A stage where nothing is shown: the report says it all."""
+
+    def say(self, text: str) -> None:
+        """Print nothing."""
+
+    def working(self, text: str, steps: int) -> AbstractContextManager[Callable[[], None]]:
+        """Show nothing."""
+        return nullcontext(lambda: None)
+
+    def show(self, answers: Sequence[Answer]) -> None:
+        """Print nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
     """What the demo did and found."""
 
+    table: str
+    uri: str
     rows: int
+    """How many the table had at first."""
+    edited: int
+    added: int
+    deleted: int
     first_sync_seconds: float
-    changed: int
     second_sync_seconds: float
-    scans: int
-    checks: dict[str, bool]
-    """Per index: whether it equals what a build from scratch would hold."""
+    seconds: float
+    scans: list[int]
+    """How many indexes each scan of the change feed fed."""
+    before: list[Answer]
+    stale: list[Answer]
+    """Plain searches after the changes: still true, at the version they name."""
+    fresh: list[Answer]
+    after: list[Answer]
+    proofs: dict[str, Proof]
     jobs: list[dict[str, Any]]
 
     @property
-    def passed(self) -> bool:
-        """Whether every index is right."""
-        return all(self.checks.values())
+    def problems(self) -> list[str]:
+        """What is not as it must be, one line each."""
+        answers = (*self.before, *self.stale, *self.fresh, *self.after)
+        return [
+            *(
+                f"{answer.job}: {answer.query!r} at v{answer.version} found {answer.found}"
+                for answer in answers
+                if not answer.right
+            ),
+            *(f"{job}: differs from a build from scratch" for job in self._differing()),
+            *(f"a scan fed {fed} indexes, not all" for fed in self.scans if fed != len(self.jobs)),
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for machines."""
-        return asdict(self)
+        return {**asdict(self), "problems": self.problems}
+
+    def _differing(self) -> list[str]:
+        return [job for job, proof in self.proofs.items() if not proof.same]
 
 
-def run_demo(settings: Settings, say: Say, step: Callable[[str], Any]) -> DemoReport:
-    """Tell the whole story; `say` prints a line, `step` shows that something takes a while."""
+def run_demo(settings: Settings, stage: Stage) -> DemoReport:
+    """Tell the whole story."""
+    started = perf_counter()
     uri = demo_table_uri(settings)
-    with step("writing the table"):
+    with stage.working("Reading this Python's documentation", 1):
         docs = make_demo(settings)
-    say(f"{len(docs)} rows of this Python's own documentation, a Delta table at {uri}")
-    say(f"{len(JOBS)} indexes registered: {', '.join(JOBS)}")
-    with step("first sync: each new index is built from a snapshot"):
-        _, first_seconds = _sync(settings, say)
-    changed = _change(uri, docs)
-    say(f"{changed} rows changed: edited, added, deleted")
-    with step("second sync: one scan of the change feed"):
-        second, second_seconds = _sync(settings, say)
-    with step("comparing each index with a build from scratch"):
-        checks = _check(settings, uri)
+    stage.say(f"{len(docs)} entries are now a Delta table at {uri}")
+    stage.say(f"with four indexes: {', '.join(JOBS)}.")
+
+    with stage.working("First sync: each index is built from a snapshot", len(JOBS)) as step:
+        first, first_seconds = _sync(settings, step)
+    _say_if_behind(stage, first)
+    batch = Batch.of(docs)
+    versions = batch.versions_of(docs)
+    before = _ask_all(versions)
+    stage.show(before)
+
+    batch.commit_to(uri)
+    stage.say(
+        f"Now the table changes: {len(batch.edited)} entries edited, {len(batch.deleted)} deleted, "
+        f"{len(batch.added)} added."
+    )
+    stale = _ask_all(versions)
+    stage.say(f"A plain search still answers as above, for v{stale[0].version}, and says so.")
+    stage.say("A fresh one adds what is not indexed yet:")
+    fresh = _ask_all(versions, fresh=True, at_least=len(versions) - 1)
+    stage.show(fresh)
+
+    with stage.working("Second sync: one scan of the changes feeds all four", 1) as step:
+        second, second_seconds = _sync(settings, step)
+    _say_if_behind(stage, second)
+    after = _ask_all(versions, at_least=len(versions) - 1)
+    stage.show(after)
+
+    with stage.working("Comparing each index with a build from scratch", 1):
+        jobs = job_views(table=TABLE)
+        proofs = prove(uri, {view["job"]: view["uri"] for view in jobs})
     return DemoReport(
+        table=TABLE,
+        uri=str(uri),
         rows=len(docs),
+        edited=len(batch.edited),
+        added=len(batch.added),
+        deleted=len(batch.deleted),
         first_sync_seconds=round(first_seconds, 1),
-        changed=changed,
         second_sync_seconds=round(second_seconds, 1),
-        scans=second.iterations,
-        checks=checks,
-        jobs=job_views(table=TABLE),
+        seconds=round(perf_counter() - started, 1),
+        scans=_scans(jobs),
+        before=before,
+        stale=stale,
+        fresh=fresh,
+        after=after,
+        proofs=proofs,
+        jobs=[{**view, "rows": proofs[view["job"]].rows} for view in jobs],
     )
 
 
-def demo_table_uri(settings: Settings) -> Path:
-    """Return where the demo's table is."""
-    return settings.home / "demo" / "stdlib"
+def _ask_all(
+    versions: Sequence[Sequence[Doc]], *, fresh: bool = False, at_least: int = 0
+) -> list[Answer]:
+    return [ask(question, versions, fresh=fresh, at_least=at_least) for question in QUESTIONS]
 
 
-def make_demo(settings: Settings) -> list[Doc]:
-    """Make the demo's table anew and register its indexes; returns the table's rows."""
-    uri = demo_table_uri(settings)
-    _start_over(uri)
-    docs = standard_library()
-    _write(uri, docs)
-    api.add_table(TABLE, uri=str(uri), pk=["name"])
-    for name, spec in JOBS.items():
-        api.register_job(TABLE, name, spec)
-    return docs
-
-
-def change_some(uri: Path, chance: random.Random, rows: int) -> None:
-    """Edit some rows, in one commit."""
-    edited = [
-        replace(doc, doc=f"{doc.doc}\n\nRead again ({chance.randrange(1000)}).")
-        for doc in chance.sample(standard_library(), rows)
+def _scans(jobs: Sequence[dict[str, Any]]) -> list[int]:
+    """Return how many indexes each scan of the change feed fed; a daemon may have run some."""
+    ours = {view["job_id"] for view in jobs}
+    return [
+        len(view["consumers"])
+        for view in iteration_views(table=TABLE, limit=_MOST_ITERATIONS)
+        if view["from_ts"] != str(TS.zero())
+        and ours.issuperset(consumer["job_id"] for consumer in view["consumers"])
     ]
-    _merge(uri, edited).when_matched_update_all().when_not_matched_insert_all().execute()
 
 
-def _start_over(uri: Path) -> None:
-    key = TableKey.parse(TABLE)
-    with JobLog.open(Settings.from_env()) as log:
-        for job in log.jobs.list(table=key):
-            api.unregister_job(TABLE, job.key.name, log=log)
-        api.drop_table(TABLE, log=log)
-    shutil.rmtree(uri, ignore_errors=True)
+def _say_if_behind(stage: Stage, report: SyncReport) -> None:
+    for job, reason in report.behind:
+        stage.say(f"  {job.key}: {reason}")
 
 
-def _write(uri: Path, docs: Sequence[Doc]) -> None:
-    from deltalake import write_deltalake
-
-    uri.parent.mkdir(parents=True, exist_ok=True)
-    write_deltalake(str(uri), _table(docs), configuration={"delta.enableChangeDataFeed": "true"})
-
-
-def _table(docs: Sequence[Doc]):
-    import pyarrow as pa
-
-    return pa.Table.from_pylist(
-        [{**asdict(doc), "doc_chars": len(doc.doc)} for doc in docs],
-        schema=pa.schema(
-            [(name, pa.string()) for name in ("name", "module", "kind", "signature", "doc")]
-            + [("doc_chars", pa.int64())]
-        ),
-    )
-
-
-def _change(uri: Path, docs: Sequence[Doc]) -> int:
-    """Edit every tenth row, delete every fiftieth, add a module that is not there yet."""
-    from deltalake import write_deltalake
-
-    edited = [replace(doc, doc=f"{doc.doc}\n\nRead again.") for doc in docs[::10]]
-    _merge(uri, edited).when_matched_update_all().execute()
-    deleted = docs[5::50]
-    _merge(uri, deleted).when_matched_delete().execute()
-    added = [
-        Doc(f"asyncindex.step_{number}", "asyncindex", "function", "()", f"Step {number}.")
-        for number in range(50)
-    ]
-    write_deltalake(str(uri), _table(added), mode="append")
-    return len(edited) + len(deleted) + len(added)
-
-
-def _merge(uri: Path, docs: Sequence[Doc]) -> TableMerger:
-    from deltalake import DeltaTable
-
-    return DeltaTable(str(uri)).merge(
-        _table(docs), predicate="old.name = new.name", source_alias="new", target_alias="old"
-    )
-
-
-def _sync(settings: Settings, say: Say) -> tuple[SyncReport, float]:
-    def told(iteration: Iteration, succeeded: bool) -> None:
-        how = "" if succeeded else " FAILED"
-        say(f"  {iteration.kind} {iteration.window}: {', '.join(iteration.job_names)}{how}")
+def _sync(settings: Settings, step: Callable[[], None]) -> tuple[SyncReport, float]:
+    def told(_iteration: Iteration, _succeeded: bool) -> None:
+        step()
 
     started = perf_counter()
     with open_instance(settings) as instance:
         report = sync(settings, instance, tables=[TableKey.parse(TABLE)], on_iteration=told)
     return report, perf_counter() - started
-
-
-def _check(settings: Settings, uri: Path) -> dict[str, bool]:
-    """Compare each index with what SQL says of the table itself, by another engine than Spark."""
-    expected = {
-        "copy": "select name, module, doc from source where kind <> 'module'",
-        "by_module": "select name, module, kind, signature from source",
-        "per_module": "select module, count(*), sum(doc_chars), max(doc_chars) from source "
-        "group by module",
-    }
-    actual = {
-        "copy": "select name, module, doc from index",
-        "by_module": "select name, module, kind, signature from index",
-        "per_module": "select module, count, sum_doc_chars, max_doc_chars from index",
-    }
-    places = {view["job"]: view["uri"] for view in job_views(table=TABLE)}
-    return {
-        job: _rows(str(uri), "source", expected[job]) == _rows(places[job], "index", actual[job])
-        for job in JOBS
-    }
-
-
-def _rows(uri: str, name: str, query: str) -> list[tuple[Any, ...]]:
-    import pyarrow as pa
-    from deltalake import DeltaTable, QueryBuilder
-
-    batches = QueryBuilder().register(name, DeltaTable(uri)).execute(query).read_all()
-    found = pa.table(batches)
-    return sorted(tuple(row.values()) for row in found.to_pylist())
-
-
-@contextmanager
-def no_step(_text: str) -> Iterator[None]:
-    """Show nothing while something takes a while."""
-    yield

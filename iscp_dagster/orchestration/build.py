@@ -17,8 +17,13 @@ from iscp_dagster.rules.model import Job
 from iscp_dagster.settings import Settings
 
 
-def build_definitions(settings: Settings) -> Definitions:
-    """Build the definitions from what the log holds now; an empty log gives none, and loads."""
+def build_definitions(settings: Settings, *, checks: bool = True) -> Definitions:
+    """Build the definitions from what the log holds now; an empty log gives none, and loads.
+
+    Args:
+        settings: Where the log and the indexes are.
+        checks: With the indexes' checks, which are part of a plain selection of their assets.
+    """
     with JobLog.open(settings) as log:
         tables = log.tables.list()
         jobs: dict[int, list[Job]] = defaultdict(list)
@@ -29,15 +34,14 @@ def build_definitions(settings: Settings) -> Definitions:
     assets = [table_asset(table, jobs[table.table_id]) for table in tables]
     indexed = [table for table in tables if jobs[table.table_id]]
     assets += [index_assets(table, jobs[table.table_id], settings.warehouse) for table in indexed]
+    checked = [(job, table) for table in indexed for job in jobs[table.table_id] if checks]
     jobs_of_house, schedules = housekeeping()
     return Definitions(
         assets=assets,
-        asset_checks=[
-            index_checks(job, table) for table in indexed for job in jobs[table.table_id]
-        ],
+        asset_checks=[index_checks(job, table) for job, table in checked],
         resources={"iscp": IscpResource(), "spark": SparkResource(spark_config={})},
         sensors=[*runner_sensors(settings.runner_shards), *outcome_sensors()],
         jobs=jobs_of_house,
-        schedules=[*schedules, *check_schedules([job for group in jobs.values() for job in group])],
+        schedules=[*schedules, *check_schedules([job for job, _ in checked])],
         executor=in_process_executor,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+
 from iscp_dagster.consumers.registry import get_consumer_class
 from iscp_dagster.errors import UsageError
-from iscp_dagster.rules.model import Job, Table
+from iscp_dagster.rules.model import DEFAULT_ACCOUNT, Job, Table
 from iscp_dagster.rules.spec import TriggerSpec, format_duration
 
 
@@ -22,7 +24,7 @@ def describe_job(job: Job, table: Table, uri: str) -> str:
         f"{_what(job)} of `{table.key.db}.{table.key.table}`.",
         f"**Trigger**: {trigger_in_words(job.spec.trigger)}",
         f"**Stored** at {_code(uri)} (generation {job.job_id}).",
-        f"```sql\n{_example(job, uri)}\n```",
+        *_examples(job, table, uri),
     ]
     return "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
 
@@ -62,8 +64,33 @@ def _code(text: str) -> str:
     return f"`` {line} ``" if "`" in line else f"`{line}`"
 
 
-def _example(job: Job, uri: str) -> str:
+def _examples(job: Job, table: Table, uri: str) -> list[str]:
+    """Show how to ask the index: from a shell, and in SQL where any engine can."""
+    shell = f"```sh\n{_search(job, table)}\n```" if job.spec.type in _QUESTIONS else ""
     try:
-        return get_consumer_class(job.spec.type).example_query(job.spec, uri)
+        consumer = get_consumer_class(job.spec.type)
+        sql = "" if "lance" in consumer.kinds else consumer.example_query(job.spec, uri)
     except UsageError as unknown:
-        return f"-- {unknown.message}"
+        sql = f"-- {unknown.message}"
+    return [shell, f"```sql\n{sql}\n```" if sql else ""]
+
+
+_QUESTIONS = {"fulltext", "vector", "lookup", "aggregate", "mirror"}
+
+
+def _search(job: Job, table: Table) -> str:
+    words = ["iscp", "search", f"{table.key.db}.{table.key.table}", job.key.name]
+    match job.spec.type:
+        case "fulltext":
+            words += ["some words"]
+        case "vector" if job.spec.options.get("embedder"):
+            words += ["what it is about"]
+        case "vector":
+            words += ["--vector", "[0.1, 0.2, …]"]
+        case _:
+            option = {"lookup": "by", "aggregate": "group_by"}.get(job.spec.type, "")
+            column = job.spec.options.get(option, "").partition(",")[0].strip()
+            words += [f"{column or table.pk[0]}=VALUE"]
+    if table.key.account != DEFAULT_ACCOUNT:
+        words += ["--account", table.key.account]
+    return " ".join(shlex.quote(" ".join(word.split())) for word in words)

@@ -23,10 +23,16 @@ from iscp_dagster.rules.model import TS, Table
 from iscp_dagster.sources.facts import TableFacts, read_facts
 from iscp_dagster.sources.lag import lag_seconds
 
+_INTERNAL = "_iscp_"
+
 
 def table_metadata(table: Table) -> dict[str, Any]:
     """Describe a source table; one that can't be read now still gets its asset."""
-    metadata: dict[str, Any] = {"dagster/uri": table.uri, "iscp/pk": ", ".join(table.pk)}
+    metadata: dict[str, Any] = {
+        "dagster/uri": table.uri,
+        "dagster/table_name": f"{table.key.db}.{table.key.table}",
+        "iscp/pk": ", ".join(table.pk),
+    }
     try:
         metadata["dagster/column_schema"] = column_schema(read_facts(table.uri))
     except IscpError as error:
@@ -35,8 +41,14 @@ def table_metadata(table: Table) -> dict[str, Any]:
 
 
 def column_schema(facts: TableFacts) -> TableSchema:
-    """Turn a Delta schema into Dagster's."""
-    return TableSchema([TableColumn(column.name, column.type) for column in facts.columns])
+    """Turn a Delta schema into Dagster's, but for the columns that an index keeps for itself."""
+    return TableSchema(
+        [
+            TableColumn(column.name, column.type)
+            for column in facts.columns
+            if not column.name.startswith(_INTERNAL)
+        ]
+    )
 
 
 def materialization(report: IterationReport, job: JobReport, tools: Tools) -> MaterializeResult:
@@ -60,7 +72,8 @@ def materialization(report: IterationReport, job: JobReport, tools: Tools) -> Ma
         "iscp/job_id": job.job_id,
         "dagster/uri": job.uri,
         **_lag(report, job, tools),
-        **_schema(job.uri),
+        **_freshness(report, tools),
+        **_schema(job),
         **_lineage(report, job),
     }
     if result.rows_refused:
@@ -79,12 +92,33 @@ def _lag(report: IterationReport, job: JobReport, tools: Tools) -> Mapping[str, 
     return {} if lag is None else {"iscp/lag_seconds": round(lag, 3)}
 
 
-def _schema(uri: str) -> Mapping[str, Any]:
-    try:
-        return {"dagster/column_schema": column_schema(read_facts(uri))}
-    except IscpError:
-        # Not every store is a Delta table.
+def _freshness(report: IterationReport, tools: Tools) -> Mapping[str, Any]:
+    """Tell how long it took from the window's last commit until its changes could be found."""
+    if report.window.start.is_zero:
         return {}
+    seconds = (tools.now() - report.window.end.time).total_seconds()
+    return {"iscp/freshness_seconds": round(max(0.0, seconds), 3)}
+
+
+def _schema(job: JobReport) -> Mapping[str, Any]:
+    try:
+        if job.job is not None and "lance" in get_consumer_class(job.job.spec.type).kinds:
+            return {"dagster/column_schema": _lance_schema(job.uri)}
+        return {"dagster/column_schema": column_schema(read_facts(job.uri))}
+    except IscpError:
+        # A plug-in's store may be neither.
+        return {}
+
+
+def _lance_schema(uri: str) -> TableSchema:
+    """Return what a Lance index holds, under the table's names."""
+    from iscp_dagster.stores.lance_search import LanceReader
+
+    reader = LanceReader.open(uri)
+    types = {field.name: str(field.type) for field in reader.dataset.schema}
+    named = {name: types.pop(stored) for name, stored in reader.stored.items()}
+    vectors = {name: type_ for name, type_ in types.items() if not name.startswith("_")}
+    return TableSchema([TableColumn(*column) for column in (named | vectors).items()])
 
 
 def _lineage(report: IterationReport, job: JobReport) -> Mapping[str, Any]:

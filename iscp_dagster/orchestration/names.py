@@ -9,6 +9,8 @@ from iscp_dagster.rules.model import JobKey, TableKey
 
 TAG_TABLE = "iscp/table"
 TAG_JOBS = "iscp/jobs"
+TAG_JOB = "iscp.job/"
+"""With a job's name behind it: a filter finds the runs of one job whoever else they were for."""
 TAG_WINDOW = "iscp/window"
 TAG_ATTEMPT = "iscp/attempt"
 TAG_ACCOUNT = "iscp/account"

@@ -40,7 +40,7 @@ def _outcome_sensor(name: str, status: DagsterRunStatus) -> SensorDefinition:
     @run_status_sensor(
         run_status=status,
         name=f"iscp_on_{name}",
-        description=f"Records the {name} of runs that could not record it themselves.",
+        description=f"Records the end of runs ({name}) that could not record it themselves.",
         minimum_interval_seconds=_INTERVAL_SECONDS,
         default_status=DefaultSensorStatus.RUNNING,
     )

@@ -89,7 +89,7 @@ def _tick(context: SensorEvaluationContext, state: _State) -> SensorResult:
             AddDynamicPartitionsRequest(partitions_name(table), keys)
             for table, keys in windows_of(ready).items()
         ],
-        asset_events=_observations(tick),
+        asset_events=observations(tick),
         skip_reason=None if ready else tick.plan.summary(),
     )
 
@@ -177,7 +177,7 @@ def _tell(context: SensorEvaluationContext, tick: Tick, jobs: Mapping[int, Job])
         context.log.info(f"and {len(told) - _MOST_LINES} more jobs")
 
 
-def _observations(tick: Tick) -> list[AssetObservation]:
+def observations(tick: Tick) -> list[AssetObservation]:
     """Tell Dagster the newest version of the tables that changed, so that lineage shows it."""
     return [
         AssetObservation(

@@ -13,6 +13,7 @@ from iscp_dagster.errors import UsageError
 from iscp_dagster.orchestration.names import (
     TAG_ACCOUNT,
     TAG_ATTEMPT,
+    TAG_JOB,
     TAG_JOBS,
     TAG_KIND,
     TAG_MAX_RUNTIME,
@@ -31,6 +32,8 @@ IN_FLIGHT = (
     DagsterRunStatus.STARTED,
     DagsterRunStatus.CANCELING,
 )
+_TAG_LENGTH = 63
+"""The longest name that Dagster takes in a tag."""
 _START_SECONDS = 600
 """Room for a session to start and a table to be scanned, beside the consumers' own timeouts."""
 
@@ -74,6 +77,7 @@ def tags_of(iteration: Iteration, jobs: Mapping[int, Job]) -> dict[str, str]:
         TAG_KIND: str(iteration.kind),
         TAG_PRIORITY: str(iteration.priority),
         TAG_MAX_RUNTIME: str(int(timeout) + _START_SECONDS),
+        **{f"{TAG_JOB}{name[:_TAG_LENGTH]}": "yes" for name in iteration.job_names},
     }
 
 

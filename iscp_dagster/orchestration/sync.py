@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dagster import AssetCheckKey, DagsterInstance, DagsterRun, DagsterRunStatus, Definitions
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, Definitions
 
 from iscp_dagster.joblog import JobLog
 from iscp_dagster.joblog.rows import UnreadableRow
 from iscp_dagster.orchestration.build import build_definitions
 from iscp_dagster.orchestration.names import TAG_STARTED_BY, partitions_name
 from iscp_dagster.orchestration.runner import Runner, Tick
+from iscp_dagster.orchestration.runner_sensor import observations
 from iscp_dagster.orchestration.runs import Flight, asset_keys, flights, tags_of, windows_of
 from iscp_dagster.orchestration.settle import (
     LostRuns,
@@ -52,6 +53,7 @@ def sync(
     instance: DagsterInstance,
     *,
     tables: Sequence[TableKey] = (),
+    jobs: Sequence[str] = (),
     attempts: int = 3,
     on_iteration: Callable[[Iteration, bool], None] | None = None,
 ) -> SyncReport:
@@ -61,11 +63,16 @@ def sync(
         settings: What to run with.
         instance: Where runs and events are recorded.
         tables: Only these; all by default.
+        jobs: Only those of these names; all by default.
         attempts: How often a failing job is tried, with its usual waits in between.
         on_iteration: Called after each iteration with whether all its indexes advanced.
     """
     with JobLog.open(settings) as log:
-        runner = Runner(log, only=frozenset(tables) or None)
+        runner = Runner(
+            log,
+            only=frozenset(tables) or None,
+            is_loaded=(lambda job: job.name in jobs) if jobs else None,
+        )
         executor = _Executor(settings, instance)
         lost_runs = LostRuns()
         done = 0
@@ -134,6 +141,9 @@ def _tick(
     orphans = [runner.logged[job_id] for job_id in tick.plan.orphans]
     settle_orphans(log, instance, orphans, now)
     stop_failed(log, runner.logged, tick.plan.failures, now)
+    for seen in observations(tick):
+        instance.report_runless_asset_event(seen)
+    runner.told(tick)
     return tick
 
 
@@ -184,18 +194,16 @@ class _Executor:
         """Run one iteration; the run fails when one of its indexes did not advance."""
         keys = asset_keys(iteration)
         if self._definitions is None or not self._known.issuperset(keys):
-            self._definitions = build_definitions(self._settings)
+            # An iteration never waits for checks: they have runs of their own.
+            self._definitions = build_definitions(self._settings, checks=False)
             graph = self._definitions.resolve_asset_graph()
             self._known = frozenset(graph.get_all_asset_keys())
         for table, windows in windows_of([iteration]).items():
             self._instance.add_dynamic_partitions(partitions_name(table), windows)
         everything = self._definitions.resolve_implicit_global_asset_job_def()
-        # Without its checks, which would be part of a plain selection.
-        job = everything.get_subset(
-            asset_selection=set(keys), asset_check_selection=set[AssetCheckKey]()
-        )
-        result = job.execute_in_process(
+        result = everything.execute_in_process(
             instance=self._instance,
+            asset_selection=keys,
             partition_key=iteration.window.partition_key,
             tags={**tags_of(iteration, jobs), TAG_STARTED_BY: "sync"},
             run_config=_QUIET,

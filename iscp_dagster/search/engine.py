@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from iscp_dagster.errors import UsageError
+from iscp_dagster.errors import IndexUnreadable, UsageError
 from iscp_dagster.sources.storage import local_path, provider_of, storage_options_from_env
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
+
+# What a filter itself may run into, row by row; the engine says both in the one way or the other.
+_OF_THE_FILTER = ("DivideByZero", "Divide by zero", "CastError", "Cast error", "verflow")
 
 
 def open_delta(uri: str, version: int | None = None) -> DeltaTable:
@@ -28,6 +31,10 @@ def execute(tables: Mapping[str, DeltaTable], statement: str, schema: pa.Schema)
         tables: What the statement can read.
         statement: SQL in which all that users wrote is quoted or written anew.
         schema: What the answer is turned into: the engine's types for text are its own.
+
+    Raises:
+        UsageError: The statement does not fit the tables, or their values.
+        IndexUnreadable: The tables' files can't be read.
     """
     import pyarrow as pa
     from deltalake import QueryBuilder
@@ -36,9 +43,14 @@ def execute(tables: Mapping[str, DeltaTable], statement: str, schema: pa.Schema)
     builder = QueryBuilder()
     for name, table in tables.items():
         builder.register(name, table)
+    planned = False
     try:
-        found = pa.RecordBatchReader.from_stream(builder.execute(statement)).read_all()
-    except (DeltaError, pa.ArrowException) as error:
+        stream = builder.execute(statement)
+        planned = True
+        found = pa.RecordBatchReader.from_stream(stream).read_all()
+    except (DeltaError, pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
+        if planned and not any(mark in reason for mark in _OF_THE_FILTER):
+            raise IndexUnreadable(f"the index can't be read ({reason})") from error
         raise UsageError(f"query: the index can't answer it ({reason})") from error
     return found.select(schema.names).cast(schema)

@@ -24,7 +24,17 @@ _EXACT = Context(prec=76, rounding=ROUND_HALF_UP)
 
 
 def overlay_of(reader: DeltaReader, tail: Tail) -> Overlay:
-    """Return what the index does not hold yet."""
+    """Return what the index does not hold yet; worked out once for a tail."""
+    place = reader.table.table_uri
+    with tail.making:
+        at, overlay = tail.made.get(place, (None, None))
+        if overlay is None or at != reader.table.version():
+            overlay = _overlay(reader, tail)
+            tail.made[place] = (reader.table.version(), overlay)
+    return overlay
+
+
+def _overlay(reader: DeltaReader, tail: Tail) -> Overlay:
     if "group_by" in reader.build:
         return _groups(reader, tail)
     rows = belonging(tail.rows, reader.build["where"]).select(reader.build["columns"])

@@ -29,14 +29,19 @@ class SearchResult:
     """Which columns of `table` are the key."""
     watermark: TS
     """The point in the table's history at which the hits are true, as the store itself says."""
-    store_version: int
-    """The version of the index's own store that was asked."""
+    store_versions: Mapping[str, int]
+    """The version of each index's own store that was asked, by the job's name."""
     lag_seconds: float | None
     """The age of the oldest change that the hits don't reflect; None where it can't be told."""
     fresh: bool = False
     """Whether changes that the index does not hold yet are in the hits."""
     error: str | None = None
     """Why the index does not follow its table any more."""
+
+    @property
+    def store_version(self) -> int:
+        """The version of the store that was asked; of the first one where there are several."""
+        return next(iter(self.store_versions.values()))
 
     @property
     def version(self) -> int:

@@ -7,46 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from iscp_dagster.errors import (
-    IndexBuilding,
-    IndexDropped,
-    IndexMissing,
-    JobInError,
-    UnknownJob,
-    UsageError,
-)
+from iscp_dagster.errors import IndexDropped, UnknownJob, UsageError
 from iscp_dagster.joblog import JobLog
-from iscp_dagster.rules.model import DEFAULT_ACCOUNT, TS, Job, JobKey, JobState, Table, TableKey
-from iscp_dagster.search.result import Answer, SearchResult
+from iscp_dagster.rules.model import DEFAULT_ACCOUNT, TS, JobKey, JobState, TableKey
+from iscp_dagster.search.ask import Index, Question, ask, why
+from iscp_dagster.search.result import SearchResult
 from iscp_dagster.settings import Settings
 from iscp_dagster.stores.paths import index_uri
-
-if TYPE_CHECKING:
-    from iscp_dagster.stores.lance_search import LanceReader
-
-DELTA_TYPES = ("lookup", "mirror", "aggregate")
-LANCE_TYPES = ("fulltext", "vector")
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a search asks for."""
-
-    query: str | None
-    vector: Sequence[float] | None
-    k: int
-    where: str | None
-    columns: Sequence[str] | None
-    fresh: bool
 
 
 def search(
     table: str,
-    job: str,
+    job: str | Sequence[str],
     query: str | None = None,
     *,
     k: int = 10,
@@ -61,7 +36,8 @@ def search(
 
     Args:
         table: `DB.TABLE`.
-        job: The index's name.
+        job: The index's name; or several names, with commas between them or as a list: full-text
+            and vector indexes, whose ranks are put together at one version.
         query: For full-text words, `"phrases"`, `+must`, `-not`, `fuzzy~1`; for vectors a text to
             be near to, where the index was made with an embedder; for lookups and aggregates
             `column=value …`, or a value of the first column it is sorted by.
@@ -69,7 +45,8 @@ def search(
         account: Who owns the table.
         where: A filter over the columns that the index holds.
         columns: The columns to return beside the key; all that the index holds by default.
-        vector: What to be near to, for vector indexes.
+        vector: What to be near to, for vector indexes; several indexes take the query for words
+            beside it.
         fresh: Merge what the index does not hold yet from the table's change feed: the hits are
             those of an index that was synced first.
         log: The log, where one is open already.
@@ -78,6 +55,9 @@ def search(
         IndexBuilding: The index has never been synced: it can't answer yet.
         JobInError: It failed before its first sync was done.
         IndexDropped: It was unregistered.
+        IndexUnreadable: Its files can't be read.
+        NoCommonVersion: Several indexes stand at different versions, and none that they had in
+            common is left.
         TailUnavailable: `fresh` is wanted and the changes can't be read.
         UsageError: No such index, or the question does not fit it.
 
@@ -87,121 +67,66 @@ def search(
     """
     if k < 1:
         raise UsageError(f"k: {k} is not above 0")
-    key = TableKey.parse(table, account).job(job)
+    names = _names(job)
+    of = TableKey.parse(table, account)
     with _opened(log) as opened:
-        found, source = _look_up(opened, key)
-    uri = index_uri(Settings.from_env().warehouse, key, found.live_job_id)
-    answer = _ask(found, source, uri, Question(query, vector, k, where, columns, fresh))
-    rows, names = answer.table()
+        indexes = [_look_up(opened, of.job(name)) for name in names]
+    question = Question(query, vector, k, where, columns, fresh)
+    if len(indexes) == 1:
+        answer = ask(indexes[0], question)
+        versions = {names[0]: answer.store_version}
+    else:
+        from iscp_dagster.search.hybrid import ask_together
+
+        answer, versions = ask_together(indexes, question)
+    rows, key = answer.table()
     return SearchResult(
         table=rows,
-        key=names,
+        key=key,
         watermark=answer.watermark,
-        store_version=answer.store_version,
-        lag_seconds=_lag(found, source, answer.watermark),
+        store_versions=versions,
+        lag_seconds=_lag(indexes[0], answer.watermark),
         fresh=fresh,
-        error=_error(found),
+        error=_error(indexes),
     )
 
 
-def _look_up(log: JobLog, key: JobKey) -> tuple[Job, Table]:
+def _names(job: str | Sequence[str]) -> list[str]:
+    names = [name.strip() for name in job.split(",")] if isinstance(job, str) else list(job)
+    if not names:
+        raise UsageError("job: missing", cure="name an index, or several of one table")
+    if len(set(names)) < len(names):
+        raise UsageError(f"job: an index is named twice in {','.join(names)}")
+    return names
+
+
+def _look_up(log: JobLog, key: JobKey) -> Index:
     table = log.tables.get(key.table_key)
     try:
-        return log.jobs.get(key), table
+        job = log.jobs.get(key)
     except UnknownJob:
         gone = [row for row in log.jobs.dropped_before(datetime.now(UTC)) if row.key == key]
         times = [row.drop_at for row in gone if row.drop_at is not None]
         if not times:
             raise
         raise IndexDropped(f"{key} was dropped at {max(times):%Y-%m-%dT%H:%M:%SZ}") from None
+    return Index(job, table, index_uri(Settings.from_env().warehouse, key, job.live_job_id))
 
 
-def _ask(job: Job, table: Table, uri: str, question: Question) -> Answer:
-    if question.vector is not None and job.spec.type != "vector":
-        raise UsageError(f"vector: {job.key} is a {job.spec.type} index and has no vectors")
-    if job.spec.type in DELTA_TYPES:
-        return _ask_delta(job, table, uri, question)
-    if job.spec.type in LANCE_TYPES:
-        return _ask_lance(job, table, uri, question)
-    raise UsageError(
-        f"search: {job.key} is a {job.spec.type} index",
-        cure=f"known are {', '.join((*LANCE_TYPES, *DELTA_TYPES))}",
-    )
+def _error(indexes: Sequence[Index]) -> str | None:
+    """Say which of the indexes stand still, and why; by name where there are several."""
+    broken = [index.job for index in indexes if index.job.state is JobState.ERROR]
+    if len(indexes) == 1:
+        return why(broken[0]) if broken else None
+    return "; ".join(f"{job.key.name}: {why(job)}" for job in broken) or None
 
 
-def _ask_delta(job: Job, table: Table, uri: str, q: Question) -> Answer:
-    from iscp_dagster.search.delta import DeltaReader
-
-    reader = DeltaReader.open(uri, job.live_job_id)
-    if reader is None:
-        raise _not_yet(job)
-    overlay = None
-    if q.fresh:
-        from iscp_dagster.search.fresh_delta import overlay_of
-        from iscp_dagster.search.tail import read_tail
-
-        tail = read_tail(table, reader.watermark, reader.build)
-        overlay = None if tail is None else overlay_of(reader, tail)
-    return reader.find(q.query, q.k, q.where, q.columns, overlay)
-
-
-def _ask_lance(job: Job, table: Table, uri: str, q: Question) -> Answer:
-    from iscp_dagster.stores.lance_search import LanceReader
-
-    try:
-        reader = LanceReader.open(uri)
-    except (IndexBuilding, IndexMissing) as error:
-        raise _not_yet(job) from error
-    if not q.fresh:
-        return _find(reader, q)
-    from iscp_dagster.search.fresh_lance import check_clonable, with_tail
-    from iscp_dagster.search.tail import read_tail
-
-    check_clonable(job, uri)
-    tail = read_tail(table, reader.watermark, reader.build)
-    if tail is None:
-        return _find(reader, q)
-    with with_tail(job, reader, tail) as clone:
-        # The clone counts versions of its own: what was asked is the index's.
-        return replace(_find(clone, q), store_version=reader.version)
-
-
-def _find(reader: LanceReader, q: Question) -> Answer:
-    from iscp_dagster.search.lance import find_near, find_text
-
-    if reader.build["type"] == "fulltext":
-        return find_text(reader, q.query, q.k, q.where, q.columns)
-    return find_near(reader, q.query, q.vector, q.k, q.where, q.columns)
-
-
-def _not_yet(job: Job) -> IndexBuilding | JobInError:
-    """Say why there is nothing to ask."""
-    if job.state is JobState.ERROR:
-        return JobInError(f"{job.key} failed before its first sync was done: {_why(job)}")
-    text = f"{job.key} is still building"
-    if job.status.progress:
-        text += f" ({job.status.progress})"
-    if job.paused_at is not None:
-        return IndexBuilding(f"{text} and is paused", cure="`iscp resume` lets it go on")
-    if job.status.error_code:
-        text += f", its latest attempt failed: {_why(job)}"
-    return IndexBuilding(text)
-
-
-def _error(job: Job) -> str | None:
-    return _why(job) if job.state is JobState.ERROR else None
-
-
-def _why(job: Job) -> str:
-    return f"{job.status.error_msg} ({job.status.error_code})"
-
-
-def _lag(job: Job, table: Table, watermark: TS) -> float | None:
-    """How far behind the store is; the log may not know yet where it stands."""
+def _lag(index: Index, watermark: TS) -> float | None:
+    """How far behind the answer is; the log may not know yet where the store stands."""
     from iscp_dagster.sources.lag import lag_seconds
 
-    at = replace(job, watermark=watermark)
-    return lag_seconds([at], {table.table_id: table}, datetime.now(UTC))[job.job_id]
+    at = replace(index.job, watermark=watermark)
+    return lag_seconds([at], {index.table.table_id: index.table}, datetime.now(UTC))[at.job_id]
 
 
 @contextmanager

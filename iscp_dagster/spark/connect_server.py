@@ -80,7 +80,8 @@ def start_connect_server(settings: Settings, port: int = 0) -> ConnectServer:
     """
     port = _free_port(port)
     url = f"sc://127.0.0.1:{port}"
-    log = settings.home / "logs" / f"spark-connect-{port}.log"
+    # Not in `logs`: Dagster's telemetry sends whatever it finds in a folder of that name.
+    log = settings.home / "output" / f"spark-connect-{port}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, spark_remote=None)
     environment = {**os.environ, **launch_variables(settings, os.environ)}

@@ -25,7 +25,11 @@ _OWN_CONF = {
     # The changes are persisted already; a second copy would be the dearest step of a MERGE.
     "spark.databricks.delta.merge.materializeSource": "none",
 }
-_INHERITED = ("spark.sql.shuffle.partitions", "spark.databricks.delta.snapshotPartitions")
+_INHERITED = (
+    "spark.sql.shuffle.partitions",
+    "spark.sql.adaptive.enabled",
+    "spark.databricks.delta.snapshotPartitions",
+)
 
 
 def quote_identifier(name: str) -> str:

@@ -1,12 +1,12 @@
 """A Delta table as an index: a window and its watermark in one commit.
 
 Every commit of ours carries a *transaction id* (`iscp:<job_id>`, version = the window's end) and a
-*mark*: a line of JSON in the commit's user metadata with the generation, the window and the number
-of rows before it. The transaction id makes a replay a no-op and an older window lose; it is part of
-the table's state and outlives log cleanup and VACUUM. The mark tells the rest: the time of the
-watermark, the row count, and whether each window began where the one before ended. If one did not
-(a late writer slipped in between another's look and its commit), the index is *broken*: it stands
-at 0, and the next iteration builds it anew.
+*mark*: a line of JSON in the commit's user metadata with the generation, the window and what it
+takes to tell the number of rows after it. The transaction id makes a replay a no-op and an older
+window lose; it is part of the table's state and outlives log cleanup and VACUUM. The mark tells the
+rest: the time of the watermark, the row count, and whether each window began where the one before
+ended. If one did not (a late writer slipped in between another's look and its commit), the index is
+*broken*: it stands at 0, and the next iteration builds it anew.
 
 Everything that only asks goes without Spark.
 """
@@ -29,21 +29,31 @@ from iscp_dagster.sources.storage import (
     storage_options_from_env,
 )
 from iscp_dagster.spark.sql import (
+    columns,
     has_condition,
     one_line,
-    quote_identifier,
     quote_identifiers,
     quote_literal,
     quote_path_table,
     spark_errors,
+)
+from iscp_dagster.stores.delta_ways import (
+    Batch,
+    Way,
+    choose_way,
+    keys_predicate,
+    merge_statement,
+    without_keys,
 )
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
-GONE = "_iscp_gone"
-"""The column of a merge's source that tells a deletion from an upsert."""
+ROWS_PER_FILE = 100_000
+FINE_FILES = 16
+"""So many files has an index whose readers look for few values, once each has enough rows."""
+ROWS_IN_FINE_FILE = 2_000
 
 _SOURCE = "iscp_source"
 _BUILD = "iscp.build"
@@ -81,8 +91,8 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class MergeCounts:
-    """What a merge did."""
+class AppliedCounts:
+    """What a window did to an index."""
 
     upserted: int
     deleted: int
@@ -108,7 +118,7 @@ class DeltaIndex:
         version = table.transaction_version(self.app_id)
         if version is None:
             return Standing(table.version(), TS.zero(), 0)
-        marks = [mark for commit in table.history(_LOOK_BACK) if (mark := self._mark(commit))]
+        marks = self._marks(table)
         if not marks or marks[0].end.version != version:
             return Standing(table.version(), TS(version))
         broken = len(marks) > 1 and not marks[0].follows(marks[1])
@@ -160,32 +170,60 @@ class DeltaIndex:
     def replace(self, rows: DataFrame, window: Window) -> None:
         """Make `rows` the whole content, and the window's end the watermark."""
         with _conflicts(self.uri):
-            self._writer(rows, window, "snapshot", 0).mode("overwrite").save(self.uri)
+            self._writer(rows, window, "snapshot").mode("overwrite").save(self.uri)
 
-    def merge(
-        self,
-        session: SparkSession,
-        source: DataFrame,
-        key: Sequence[str],
-        window: Window,
-        rows_before: int | None,
-    ) -> MergeCounts:
-        """Apply a window: upsert the rows of `source` by key, delete those marked `GONE`."""
-        source.createOrReplaceTempView(_SOURCE)
-        names = [name for name in source.columns if name != GONE]
-        with _conflicts(self.uri), self._transaction(session, window, rows_before):
-            done = session.sql(_merge_statement(self.uri, key, names)).collect()
-        if not done:  # Delta knew the transaction: somebody else applied the window
-            return MergeCounts(0, 0)
-        return MergeCounts(
-            done[0]["num_updated_rows"] + done[0]["num_inserted_rows"], done[0]["num_deleted_rows"]
+    def apply(self, session: SparkSession, batch: Batch, window: Window, standing: Standing) -> Way:
+        """Apply a window, in the cheapest way; returns which one it was.
+
+        Args:
+            session: A session of the caller's own.
+            batch: What the window changes.
+            window: Its end becomes the watermark.
+            standing: Where the index stood when the batch was made.
+        """
+        way = choose_way(batch.changed, standing.rows)
+        predicate = keys_predicate(batch) if way is Way.PATCH else None
+        with _conflicts(self.uri):
+            if way is Way.REWRITE:
+                self._rewrite(session, batch, window, standing)
+            elif predicate is not None:
+                self._patch(batch, window, standing, predicate)
+            else:
+                way = Way.MERGE
+                self._merge(session, batch, window, standing)
+        return way
+
+    def _rewrite(
+        self, session: SparkSession, batch: Batch, window: Window, standing: Standing
+    ) -> None:
+        reader = session.read.format("delta").option("versionAsOf", standing.version)
+        kept = without_keys(reader.load(self.uri), batch)
+        rows = laid_out(
+            kept.unionByName(batch.upserted),
+            batch.order,
+            (standing.rows or 0) + batch.upserts,
+            fine=batch.fine,
         )
+        self._writer(rows, window, "rewrite").mode("overwrite").save(self.uri)
+
+    def _patch(self, batch: Batch, window: Window, standing: Standing, predicate: str) -> None:
+        writer = self._writer(
+            batch.upserted.coalesce(1), window, "patch", rows=standing.rows, written=batch.upserts
+        )
+        writer.mode("overwrite").option("replaceWhere", predicate).save(self.uri)
+
+    def _merge(
+        self, session: SparkSession, batch: Batch, window: Window, standing: Standing
+    ) -> None:
+        batch.rows.createOrReplaceTempView(_SOURCE)
+        with self._transaction(session, window, standing.rows):
+            session.sql(merge_statement(self.uri, _SOURCE, batch.key, batch.names)).collect()
 
     def advance(self, session: SparkSession, window: Window, rows_before: int | None) -> None:
         """Move the watermark over a window that changes nothing here."""
         nothing = session.read.format("delta").load(self.uri).limit(0)
         with _conflicts(self.uri):
-            self._writer(nothing, window, "tail", rows_before).mode("append").save(self.uri)
+            self._writer(nothing, window, "tail", rows=rows_before).mode("append").save(self.uri)
 
     def drop(self) -> None:
         """Remove the index's files."""
@@ -199,13 +237,13 @@ class DeltaIndex:
             store.delete([entry["path"] for entry in batch])
 
     def _writer(
-        self, rows: DataFrame, window: Window, kind: str, rows_before: int | None
+        self, frame: DataFrame, window: Window, kind: str, **counts: int | None
     ) -> DataFrameWriter:
         return (
-            rows.write.format("delta")
+            frame.write.format("delta")
             .option("txnAppId", self.app_id)
             .option("txnVersion", window.end.version)
-            .option("userMetadata", self._mark_text(window, kind, rows_before))
+            .option("userMetadata", self._mark_text(window, kind, **counts))
         )
 
     @contextmanager
@@ -215,21 +253,21 @@ class DeltaIndex:
         """Put the transaction id and the mark into the session's conf: MERGE has no options."""
         session.conf.set(_TXN_APP, self.app_id)
         session.conf.set(_TXN_VERSION, str(window.end.version))
-        session.conf.set(_USER_METADATA, self._mark_text(window, "tail", rows_before))
+        session.conf.set(_USER_METADATA, self._mark_text(window, "tail", rows=rows_before))
         try:
             yield
         finally:
             for name in (_TXN_APP, _TXN_VERSION, _USER_METADATA):
                 session.conf.unset(name)
 
-    def _mark_text(self, window: Window, kind: str, rows_before: int | None) -> str:
+    def _mark_text(self, window: Window, kind: str, **counts: int | None) -> str:
         return json.dumps(
             {
                 "iscp": self.job_id,
                 "kind": kind,
                 "from": str(window.start),
                 "to": str(window.end),
-                "rows": rows_before,
+                **counts,
             }
         )
 
@@ -243,6 +281,15 @@ class DeltaIndex:
             return DeltaTable(where, storage_options=storage_options_from_env(self.uri) or None)
         except TableNotFoundError:
             return None
+
+    def _marks(self, table: DeltaTable) -> list[_Mark]:
+        """The marks of the newest commits: mostly the last two are ours, and all that is needed."""
+        marks: list[_Mark] = []
+        for limit in (2, _LOOK_BACK):
+            marks = [mark for commit in table.history(limit) if (mark := self._mark(commit))]
+            if len(marks) > 1:
+                break
+        return marks
 
     def _mark(self, commit: Mapping[str, Any]) -> _Mark | None:
         try:
@@ -279,35 +326,28 @@ def _has_stats(rows: DataFrame, name: str) -> bool:
 
 
 def _rows_after(mark: Mapping[str, Any], metrics: Mapping[str, Any]) -> int | None:
-    if mark["kind"] == "snapshot":
+    """Rows in the index after a commit: what it wrote, or what it changed in those before."""
+    if mark["kind"] in ("snapshot", "rewrite"):
         written = metrics.get("numOutputRows")
         return None if written is None else int(written)
     if mark["rows"] is None:
         return None
-    inserted, deleted = (
-        metrics.get("numTargetRowsInserted", 0),
-        metrics.get("numTargetRowsDeleted", 0),
-    )
-    return mark["rows"] + int(inserted) - int(deleted)
+    if mark["kind"] == "patch":
+        return mark["rows"] + mark["written"] - int(metrics.get("numDeletedRows", 0))
+    inserted = metrics.get("numTargetRowsInserted", 0)
+    return mark["rows"] + int(inserted) - int(metrics.get("numTargetRowsDeleted", 0))
 
 
-def _merge_statement(uri: str, key: Sequence[str], names: Sequence[str]) -> str:
-    keys = [quote_identifier(name) for name in key]
-    rest = [quote_identifier(name) for name in names if name not in key]
-    gone = f"s.{quote_identifier(GONE)}"
-    lines = [
-        f"merge into {quote_path_table(uri)} as t using {_SOURCE} as s",
-        "on " + " and ".join(f"t.{name} <=> s.{name}" for name in keys),
-        f"when matched and {gone} then delete",
-    ]
-    if rest:
-        changes = ", ".join(f"t.{name} = s.{name}" for name in rest)
-        lines.append(f"when matched then update set {changes}")
-    listed = ", ".join(keys + rest)
-    values = ", ".join(f"s.{name}" for name in keys + rest)
-    insert = f"insert ({listed}) values ({values})"  # noqa: S608 - all quoted
-    lines.append(f"when not matched and not {gone} then {insert}")
-    return "\n".join(lines)
+def laid_out(rows: DataFrame, order: Sequence[str], count: int, *, fine: bool) -> DataFrame:
+    """Sort rows into files, so that a reader of a few values of `order` opens few of them."""
+    by = columns(order)
+    return rows.repartitionByRange(files_for(count, fine=fine), *by).sortWithinPartitions(*by)
+
+
+def files_for(rows: int, *, fine: bool) -> int:
+    """How many files an index of so many rows is written in; fine ones where readers skip most."""
+    least = min(FINE_FILES, rows // ROWS_IN_FINE_FILE) if fine else 1
+    return max(1, least, rows // ROWS_PER_FILE)
 
 
 @contextmanager

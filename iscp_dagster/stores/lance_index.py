@@ -12,7 +12,7 @@ or in Spark tasks. Staged rows that are never committed are rubbish, which clean
 Lance does not force files to local disk before it commits. A power cut may lose or damage an index;
 it loses nothing else, since an index can be built anew from its table at any time.
 
-Lance keeps threads that don't survive a fork, so it is imported late: see `open_dataset`.
+Lance keeps threads that don't survive a fork, so it is imported late.
 """
 
 from __future__ import annotations
@@ -25,12 +25,16 @@ from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.errors import BuildMismatch, IndexContended
 from iscp_dagster.rules.model import TS, Window
-from iscp_dagster.sources.storage import (
-    local_path,
-    open_store,
-    provider_of,
-    storage_options_from_env,
+from iscp_dagster.sources.storage import local_path, open_store, provider_of
+from iscp_dagster.stores.lance_control import (
+    CONTROL,
+    CONTROL_KEY,
+    KEY,
+    LanceStanding,
+    control_row,
+    read_control,
 )
+from iscp_dagster.stores.lance_open import dataset_uri, open_dataset, storage_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,30 +43,10 @@ if TYPE_CHECKING:
 
     from iscp_dagster.stores.lance_search import LanceReader
 
-KEY = "_pk"
-CONTROL = "_ctl"
-CONTROL_KEY = "*"
-"""The control row's key; a canonical key is a JSON array and never looks like it."""
-
 ROWS_PER_FRAGMENT = 1024 * 1024
 SCAN_KEYS_FROM = 10_000
 """With so many keys, a scan of all keys beats looking each one up in an index of keys."""
 _TRIES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class LanceStanding:
-    """Where an index stands: what its control row says."""
-
-    version: int
-    """The dataset's own version."""
-    watermark: TS
-    generation: int
-    build: dict[str, Any]
-    """What the index is built from, fixed when it was made."""
-    rows: int
-    sequence: int
-    """How many commits the control row has seen: tells two standings at one watermark apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +108,7 @@ class LanceIndex:
 
         schema = pa.schema([(KEY, pa.string()), (CONTROL, pa.string()), *payload])
         first = LanceStanding(0, TS.zero(), self.job_id, dict(build), 0, 0)
-        rows = pa.Table.from_pylist([_control_row(first)], schema=schema)
+        rows = pa.Table.from_pylist([control_row(first)], schema=schema)
         try:
             lance.write_dataset(
                 rows,
@@ -184,7 +168,7 @@ class LanceIndex:
                 break
             after = replace(now, watermark=window.end, sequence=now.sequence + 1)
             try:
-                return self.standing_of(_commit_once(dataset, self.uri, staged, after))
+                return self.standing_of(commit_once(dataset, staged, after))
             except OSError as error:
                 if not is_conflict(error):
                     raise
@@ -200,62 +184,6 @@ class LanceIndex:
         store = open_store(self.uri)
         for batch in store.list():
             store.delete([entry["path"] for entry in batch])
-
-
-def open_dataset(
-    uri: str, version: int | None = None, options: Mapping[str, str] | None = None
-) -> LanceDataset | None:
-    """Open the dataset at a uri; None when there is none, or not that version.
-
-    Args:
-        uri: Where it is.
-        version: Which one; the newest by default.
-        options: Storage options, in a process whose environment does not hold them.
-    """
-    if provider_of(uri) == "local" and not local_path(uri).exists():
-        return None  # a first sync asks this before Spark has started: don't import Lance for it
-    import lance
-
-    settings = dict(options) if options else storage_options(uri)
-    try:
-        return lance.dataset(dataset_uri(uri), version=version, storage_options=settings)
-    except ValueError as error:
-        if "not found" in str(error).lower():
-            return None
-        raise
-
-
-def dataset_uri(uri: str) -> str:
-    """Return a uri as Lance reads it."""
-    if provider_of(uri) == "local":
-        return str(local_path(uri))
-    return "s3://" + uri.split("://", 1)[1] if uri.lower().startswith("s3a://") else uri
-
-
-def storage_options(uri: str) -> dict[str, str] | None:
-    """Return the storage options of a uri, None on local disk."""
-    return storage_options_from_env(uri) or None
-
-
-def read_control(dataset: LanceDataset) -> LanceStanding | None:
-    """Read the control row of a dataset; None when it has none."""
-    alone = [one for one in dataset.get_fragments() if one.metadata.physical_rows == 1]
-    if not alone:
-        return None
-    found = dataset.scanner(
-        columns=[CONTROL], filter=f"{CONTROL} IS NOT NULL", fragments=alone
-    ).to_table()
-    if found.num_rows != 1:
-        return None
-    control = json.loads(found[CONTROL][0].as_py())
-    return LanceStanding(
-        version=dataset.version,
-        watermark=TS.parse(control["watermark"]),
-        generation=control["generation"],
-        build=control["build"],
-        rows=dataset.count_rows() - 1,
-        sequence=control["sequence"],
-    )
 
 
 def control_fragment(dataset: LanceDataset) -> int | None:
@@ -286,16 +214,27 @@ def stage_batches(
     return tuple(json.dumps(one.to_json()) for one in written)
 
 
-def _commit_once(
-    dataset: LanceDataset, uri: str, staged: Staged, after: LanceStanding
+def commit_once(
+    dataset: LanceDataset,
+    staged: Staged,
+    after: LanceStanding,
+    options: Mapping[str, str] | None = None,
 ) -> LanceDataset:
-    """Commit against one version; whoever touched the same fragments since makes it fail."""
+    """Commit against one version; whoever touched the same fragments since makes it fail.
+
+    Args:
+        dataset: The version.
+        staged: What comes and goes.
+        after: What the control row says then.
+        options: Storage options, where the dataset's uri does not tell them.
+    """
     import lance
     import pyarrow as pa
     from lance.fragment import FragmentMetadata
 
-    row = pa.Table.from_pylist([_control_row(after)], schema=dataset.schema)
-    control = stage_batches(uri, row.schema, row.to_batches(), storage_options(uri))
+    settings = dict(options) if options else storage_options(dataset.uri)
+    row = pa.Table.from_pylist([control_row(after)], schema=dataset.schema)
+    control = stage_batches(dataset.uri, row.schema, row.to_batches(), settings)
     if staged.whole:
         removed: Sequence[int] = [one.fragment_id for one in dataset.get_fragments()]
         updated: Sequence[FragmentMetadata] = []
@@ -310,7 +249,7 @@ def _commit_once(
         dataset,
         operation,
         read_version=dataset.version,
-        storage_options=storage_options(uri),
+        storage_options=settings,
         max_retries=0,
     )
 
@@ -326,16 +265,6 @@ def _without_keys(
     deletion, _ = merge.use_index(len(keys) < SCAN_KEYS_FROM).execute_uncommitted(source)
     operation: Any = deletion.operation
     return operation.removed_fragment_ids, operation.updated_fragments
-
-
-def _control_row(standing: LanceStanding) -> dict[str, str]:
-    control = {
-        "generation": standing.generation,
-        "watermark": str(standing.watermark),
-        "sequence": standing.sequence,
-        "build": standing.build,
-    }
-    return {KEY: CONTROL_KEY, CONTROL: json.dumps(control)}
 
 
 def is_conflict(error: OSError) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from iscp_dagster.errors import UsageError
+from iscp_dagster.rules.filters import parse_filter
 
 if TYPE_CHECKING:
     from lance.query import FullTextQuery
@@ -97,3 +98,18 @@ def _in_column(clause: Clause, column: str, weight: float) -> FullTextQuery:
     # A word that must or must not occur may still be several to the tokenizer: all of them count.
     together = FullTextOperator.OR if clause.occurs == "should" else FullTextOperator.AND
     return MatchQuery(clause.text, column, boost=weight, fuzziness=clause.fuzzy, operator=together)
+
+
+def render_where(text: str, stored: Mapping[str, str]) -> str:
+    """Check a filter over the stored columns and write it anew the way Lance reads SQL."""
+    from sqlglot import exp, parse_one
+    from sqlglot.dialects.postgres import Postgres
+
+    class LanceSql(Postgres):
+        class Tokenizer(Postgres.Tokenizer):
+            IDENTIFIERS = ["`"]  # noqa: RUF012 - the base class declares it so
+
+    tree = parse_one(parse_filter(text, stored).text, dialect="spark")
+    for column in tree.find_all(exp.Column):
+        column.set("this", exp.to_identifier(stored[column.name], quoted=True))
+    return LanceSql().generate(tree, identify=True, comments=False)

@@ -1,28 +1,23 @@
 """Asking a Lance index: pinned to one version, true at one watermark, without Spark.
 
 A *reader* is an index at one version of its dataset. Iterations, compaction and merges go on
-meanwhile and change nothing for it, as long as cleanup keeps its version. A *mask* hides rows by
-key, before anything is ranked.
+meanwhile and change nothing for it, as long as cleanup keeps its version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any
 
-from iscp_dagster.errors import IndexBuilding, IndexMissing, UsageError
-from iscp_dagster.rules.filters import parse_filter
+from iscp_dagster.errors import IndexBuilding, IndexMissing, IndexUnreadable, UsageError
 from iscp_dagster.rules.model import TS
-from iscp_dagster.stores.lance_index import (
-    CONTROL,
-    KEY,
-    LanceStanding,
-    open_dataset,
-    read_control,
-)
-from iscp_dagster.stores.lance_query import parse_query, to_lance
+from iscp_dagster.stores.lance_index import CONTROL, KEY, LanceStanding, read_control
+from iscp_dagster.stores.lance_keys import canonical_keys
+from iscp_dagster.stores.lance_open import open_dataset, reading_session
+from iscp_dagster.stores.lance_query import parse_query, render_where, to_lance
 from iscp_dagster.stores.lance_segments import TextRecipe, VectorRecipe, read_recipes
 
 if TYPE_CHECKING:
@@ -34,13 +29,7 @@ SCORE = "_score"
 _DISTANCE = "_distance"
 _CANDIDATES = 100
 """How many rounded vectors at least are compared exactly before the nearest are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """Rows to leave out, as Lance takes them."""
-
-    blocked: bytes
+_FEW = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +42,7 @@ class LanceReader:
     @staticmethod
     def open(uri: str, version: int | None = None) -> LanceReader:
         """Open an index at a version; the newest by default."""
-        dataset = open_dataset(uri, version)
+        dataset = open_dataset(uri, version, session=reading_session())
         standing = None if dataset is None else read_control(dataset)
         if dataset is None or standing is None:
             at = "" if version is None else f" at version {version}"
@@ -95,7 +84,6 @@ class LanceReader:
         where: str | None = None,
         all_words: bool = False,
         columns: Sequence[str] | None = None,
-        mask: Mask | None = None,
     ) -> pa.Table:
         """Return the k rows that match best, by BM25.
 
@@ -105,7 +93,6 @@ class LanceReader:
             where: A filter over the stored columns; applied before ranking.
             all_words: Every word must occur.
             columns: The stored columns to return beside the key; all by default.
-            mask: Rows to leave out.
 
         Raises:
             UsageError: The index has no text, or the query or the filter can't be read.
@@ -120,9 +107,8 @@ class LanceReader:
             {"full_text_query": wanted, "limit": k},
             self._select(columns, SCORE),
             self._where(where),
-            mask,
         )
-        return self._named(found)
+        return self._ranked(found)
 
     def vector_search(
         self,
@@ -132,7 +118,6 @@ class LanceReader:
         where: str | None = None,
         exact: bool = False,
         columns: Sequence[str] | None = None,
-        mask: Mask | None = None,
     ) -> pa.Table:
         """Return the k rows whose vectors are nearest.
 
@@ -142,7 +127,6 @@ class LanceReader:
             where: A filter over the stored columns; applied before ranking.
             exact: Compare with every vector, whatever it takes.
             columns: The stored columns to return beside the key; all by default.
-            mask: Rows to leave out.
 
         Raises:
             UsageError: The index has no vectors, or the vector or the filter does not fit.
@@ -161,22 +145,9 @@ class LanceReader:
             "refine_factor": max(4, ceil(_CANDIDATES / k)),
         }
         found = self._ask(
-            {"nearest": nearest}, self._select(columns, _DISTANCE), self._where(where), mask
+            {"nearest": nearest}, self._select(columns, _DISTANCE), self._where(where)
         )
-        return self._named(_scored(found, recipe.metric))
-
-    def mask(self, keys: Iterable[str]) -> Mask:
-        """Return a mask for rows by canonical key; one scan of the keys, for many queries."""
-        import pyarrow as pa
-        from lance.dataset import serialize_row_addrs
-        from pyarrow import compute
-
-        known = compute.SetLookupOptions(value_set=pa.array(list(keys), pa.string()))
-        blocked: list[int] = []
-        for batch in self.dataset.to_batches(columns=[KEY], with_row_id=True):
-            hit = batch.filter(compute.call_function("is_in", [batch.column(KEY)], known))
-            blocked += hit.column("_rowid").to_pylist()
-        return Mask(serialize_row_addrs(blocked))
+        return self._ranked(_scored(found, recipe.metric))
 
     def recall(self, queries: int = 20, k: int = 10, seed: int = 0) -> float:
         """Return the share of the true nearest that a search names, for vectors of its own.
@@ -205,8 +176,8 @@ class LanceReader:
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows: `_pk` and the stored columns, under the table's names."""
-        found = self.dataset.to_table(columns=self._select(columns), filter=f"{CONTROL} IS NULL")
-        return self._named(found)
+        wanted = [KEY, *self._select(columns)]
+        return self._named(self.dataset.to_table(columns=wanted, filter=f"{CONTROL} IS NULL"))
 
     @property
     def _recipes(self) -> tuple[Any, ...]:
@@ -218,27 +189,26 @@ class LanceReader:
             if name not in self.stored:
                 known = ", ".join(self.stored)
                 raise UsageError(f"columns: the index has no {name!r}", cure=f"it has {known}")
-        return [KEY, *dict.fromkeys(self.stored[name] for name in wanted), *more]
+        return [*dict.fromkeys(self.stored[name] for name in wanted), *more]
 
     def _where(self, text: str | None) -> str | None:
-        return None if text is None else _render(text, self.stored)
+        return None if text is None else render_where(text, self.stored)
 
-    def _ask(
-        self, what: Mapping[str, Any], columns: list[str], where: str | None, mask: Mask | None
-    ) -> pa.Table:
+    def _ask(self, what: Mapping[str, Any], columns: list[str], where: str | None) -> pa.Table:
         # The control row is never found: it has neither text nor vector.
         try:
             scanner = self.dataset.scanner(
                 columns=columns,
                 filter=where,
                 prefilter=True,
-                row_addr_blocklist=None if mask is None else mask.blocked,
                 disable_scoring_autoprojection=True,
                 **what,
             )
             return scanner.to_table()
         except ValueError as error:
             reason = str(error).split(", /", 1)[0].removeprefix("Invalid user input: ")
+            if "LanceError(IO)" in reason:
+                raise IndexUnreadable(f"the index can't be read ({reason})") from error
             raise UsageError(f"query: the index can't answer it ({reason})") from error
 
     def _checked(self, vector: Sequence[float], recipe: VectorRecipe) -> list[float]:
@@ -251,18 +221,37 @@ class LanceReader:
         return values
 
     def _named(self, found: pa.Table) -> pa.Table:
-        """Give columns the table's names, and rows an order that is the same every time."""
+        """Give columns the table's names."""
         names = {stored: name for name, stored in self.stored.items()}
-        found = found.rename_columns([names.get(name, name) for name in found.column_names])
-        if SCORE not in found.column_names:
-            return found
-        return found.sort_by([(SCORE, "descending"), (KEY, "ascending")])
+        return found.rename_columns([names.get(name, name) for name in found.column_names])
+
+    def _ranked(self, found: pa.Table) -> pa.Table:
+        """Return hits with their keys, in an order that is the same every time."""
+        named = self._named(found)
+        # The key says it all: reading one more column of each hit would take longer.
+        keys = canonical_keys([named[name] for name in self.build["key"]])
+        return _ordered(named.add_column(0, KEY, keys))
 
     def _nothing(self, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
         empty = self.dataset.schema.empty_table().select(self._select(columns))
-        return self._named(empty.append_column(SCORE, pa.array([], pa.float32())))
+        return self._ranked(empty.append_column(SCORE, pa.array([], pa.float32())))
+
+
+def _ordered(found: pa.Table) -> pa.Table:
+    """Order hits by score, those of one score by key.
+
+    Lance has the scores in order already. A few hits are looked at faster here than by Arrow's
+    threads.
+    """
+    scores = found[SCORE].to_pylist()
+    if all(one > other for one, other in pairwise(scores)):
+        return found
+    if len(scores) > _FEW:
+        return found.sort_by([(SCORE, "descending"), (KEY, "ascending")])
+    keys = found[KEY].to_pylist()
+    return found.take(sorted(range(len(scores)), key=lambda row: (-scores[row], keys[row])))
 
 
 def _scored(found: pa.Table, metric: str) -> pa.Table:
@@ -274,18 +263,3 @@ def _scored(found: pa.Table, metric: str) -> pa.Table:
     # Lance leaves out the root, and gives one minus the others.
     score = -np.sqrt(np.maximum(distance, 0)) if metric == "l2" else 1 - distance
     return found.drop_columns([_DISTANCE]).append_column(SCORE, pa.array(score, pa.float32()))
-
-
-def _render(text: str, stored: Mapping[str, str]) -> str:
-    """Check a filter over the stored columns and write it anew the way Lance reads SQL."""
-    from sqlglot import exp, parse_one
-    from sqlglot.dialects.postgres import Postgres
-
-    class LanceSql(Postgres):
-        class Tokenizer(Postgres.Tokenizer):
-            IDENTIFIERS = ["`"]  # noqa: RUF012 - the base class declares it so
-
-    tree = parse_one(parse_filter(text, stored).text, dialect="spark")
-    for column in tree.find_all(exp.Column):
-        column.set("this", exp.to_identifier(stored[column.name], quoted=True))
-    return LanceSql().generate(tree, identify=True, comments=False)

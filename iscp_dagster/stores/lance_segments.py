@@ -15,15 +15,19 @@ merged, unless that costs too much. Searches rank by the exact vectors in any ca
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from iscp_dagster.stores.lance_index import KEY, control_fragment, is_conflict
 from iscp_dagster.stores.lance_jieba import TOKENIZER, ready_jieba
 
 if TYPE_CHECKING:
     from lance import LanceDataset
+
+# Otherwise Lance reads all centroids to count rows, and warns that it does.
+os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")
 
 MAX_SEGMENTS = 8
 MAX_STALE = 0.1
@@ -52,6 +56,7 @@ class TextRecipe:
     """Whether word positions are kept; phrases need them."""
     ngram_min: int = 3
     ngram_max: int = 3
+    lance_type: ClassVar[Any] = "INVERTED"
 
     @property
     def name(self) -> str:
@@ -63,23 +68,26 @@ class TextRecipe:
         if self.tokenizer == TOKENIZER:
             ready_jieba()
 
-    def build(self, dataset: LanceDataset) -> None:
-        """Index all rows, in place of what there is."""
+    @property
+    def options(self) -> dict[str, Any]:
+        """How Lance is told of this recipe."""
         ngram: dict[str, Any] = {}
         if self.tokenizer == "ngram":
             ngram = {"min_ngram_length": self.ngram_min, "max_ngram_length": self.ngram_max}
-        dataset.create_scalar_index(
-            self.column,
-            "INVERTED",
-            name=self.name,
-            replace=True,
-            base_tokenizer=self.tokenizer,
-            language=self.language,
-            stem=self.stem,
-            remove_stop_words=self.stop_words,
-            ascii_folding=self.fold,
-            with_position=self.positions,
+        return {
+            "base_tokenizer": self.tokenizer,
+            "language": self.language,
+            "stem": self.stem,
+            "remove_stop_words": self.stop_words,
+            "ascii_folding": self.fold,
+            "with_position": self.positions,
             **ngram,
+        }
+
+    def build(self, dataset: LanceDataset) -> None:
+        """Index all rows, in place of what there is."""
+        dataset.create_scalar_index(
+            self.column, self.lance_type, name=self.name, replace=True, **self.options
         )
 
     def wanted(self, rows: int) -> bool:
@@ -108,11 +116,17 @@ class VectorRecipe:
     column: str
     metric: str = "l2"
     flat_below: int = FLAT_BELOW
+    lance_type: ClassVar[Any] = "IVF_SQ"
 
     @property
     def name(self) -> str:
         """The name of the Lance index."""
         return f"{self.column}_ann"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How Lance is told of this recipe."""
+        return {"metric": self.metric}
 
     def ready(self) -> None:
         """Nothing is needed."""
@@ -120,7 +134,7 @@ class VectorRecipe:
     def build(self, dataset: LanceDataset) -> None:
         """Train on the rows there are, and index all of them."""
         dataset.create_index(
-            self.column, "IVF_SQ", name=self.name, metric=self.metric, replace=True
+            self.column, self.lance_type, name=self.name, replace=True, **self.options
         )
 
     def wanted(self, rows: int) -> bool:
@@ -147,18 +161,24 @@ class KeyRecipe:
 
     column: str = KEY
     index_from: int = KEY_INDEX_FROM
+    lance_type: ClassVar[Any] = "BTREE"
 
     @property
     def name(self) -> str:
         """The name of the Lance index."""
         return f"{self.column}_keys"
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """How Lance is told of this recipe."""
+        return {}
+
     def ready(self) -> None:
         """Nothing is needed."""
 
     def build(self, dataset: LanceDataset) -> None:
         """Index all rows, in place of what there is."""
-        dataset.create_scalar_index(self.column, "BTREE", name=self.name, replace=True)
+        dataset.create_scalar_index(self.column, self.lance_type, name=self.name, replace=True)
 
     def wanted(self, rows: int) -> bool:
         """Above some size only."""

@@ -15,6 +15,7 @@ import pytest
 
 from iscp_dagster import api
 from iscp_dagster.rules.model import JobState, JobStatus
+from iscp_dagster.stores.paths import index_uri
 from iscp_dagster_tests.cli.conftest import Iscp, assert_one_line
 from iscp_dagster_tests.search.library import SPECS, Library, item, library
 
@@ -95,6 +96,38 @@ def test_a_fresh_search_is_true_at_the_newest_version(ask: Iscp, library: Librar
     assert (fresh["watermark"], fresh["version"]) == (str(library.head), 1)
     assert (fresh["fresh"], fresh["lag_seconds"]) == (True, 0.0)
     assert [hit["key"]["id"] for hit in fresh["hits"]] == [100]
+
+
+def test_two_indexes_are_asked_at_one_version(ask: Iscp, library: Library) -> None:
+    done = ask("words,near", "red", "--vector", VECTOR, "-k", "3", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert (done.json["watermark"], done.json["version"]) == (str(library.head), 0)
+    assert [set(hit) for hit in done.json["hits"]] == [
+        {"key", "score", "Title", "section", "score_", "key_"}
+    ] * 3
+    library.add(item(100, Title="red zebra", vec=[0.0, 1.0, 0.0]))
+    fresh = ask("words,near", "zebra", "--vector", VECTOR, "--fresh", "--json").json
+    assert (fresh["version"], fresh["fresh"]) == (1, True)
+    assert fresh["hits"][0]["key"]["id"] == 100
+    assert fresh["hits"][0]["score"] == pytest.approx(2 / 61, abs=0.001)
+
+
+def test_headers_are_the_columns_own_names(ask: Iscp) -> None:
+    head = ask("sums").out.splitlines()[0].split()
+    assert head[:3] == ["section", "count", "sum_size"]
+
+
+def test_an_index_that_cannot_be_read_is_a_failure_and_not_wrong_usage(
+    ask: Iscp, library: Library
+) -> None:
+    with library.open_log() as log:
+        job = api.get_job("shop.items", "look", log=log)
+    for file in Path(index_uri(library.settings.warehouse, job.key, job.job_id)).glob("*.parquet"):
+        file.unlink()
+    done = ask("look", "editors")
+    assert_one_line(done)
+    assert done.code == 1
+    assert "can't be read" in done.err
 
 
 def test_an_index_in_error_answers_and_says_so_on_stderr(ask: Iscp, library: Library) -> None:

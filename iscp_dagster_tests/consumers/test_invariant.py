@@ -6,6 +6,7 @@ after every window each index is compared with plain SQL over the table at that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ from iscp_dagster.consumers.registry import get_consumer_class
 from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.sources.changes import retrieve_or_snapshot
 from iscp_dagster.sources.facts import read_facts
+from iscp_dagster.stores.delta_ways import Way
 from iscp_dagster_tests.consumers.shop import Shop, comparable, side_by_side
+from iscp_dagster_tests.stores.test_delta_index import only_way
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 WINDOWS = 4
+WAYS = tuple(Way)
 COMMITS = 5
 
 ALL = "region, id, section, grade, price, size, ratio, at, note"
@@ -91,8 +95,17 @@ class Step:
 
 
 @pytest.fixture(scope="module")
-def steps(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Step]]:
-    """Drive the history through all cases."""
+def steps(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, list[Step]]]:
+    """Drive the history through all cases, and the windows into the indexes in every way."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield _steps(spark, tmp_path_factory, patch)
+
+
+def _steps(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, patch: pytest.MonkeyPatch
+) -> dict[str, list[Step]]:
     home = tmp_path_factory.mktemp("invariant")
     shop = Shop.create(home / "source")
     facts = read_facts(shop.uri)
@@ -104,7 +117,8 @@ def steps(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict
     wanted = {column for consumer in consumers.values() for column in consumer.columns}
     found: dict[str, list[Step]] = {name: [] for name in CASES}
     start = -1
-    for _ in range(WINDOWS):
+    for number in range(WINDOWS):
+        only_way(WAYS[number % len(WAYS)], patch)
         window = shop.window(start)
         with retrieve_or_snapshot(
             spark, shop.table, window, sorted(wanted), readers=len(consumers)

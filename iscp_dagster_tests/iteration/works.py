@@ -25,12 +25,14 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from iscp_dagster import api
+from iscp_dagster.embedders.registry import get_embedder
 from iscp_dagster.iteration import faults
 from iscp_dagster.orchestration.names import partitions_name
 from iscp_dagster.orchestration.runner import Runner
 from iscp_dagster.orchestration.sync import SyncReport, sync
 from iscp_dagster.rules.iteration import Iteration
 from iscp_dagster.rules.model import TS, Job, JobState, TableKey, Window
+from iscp_dagster.stores.lance_index import LanceIndex
 from iscp_dagster.stores.paths import index_uri
 from iscp_dagster_tests.consumers.shop import Shop, comparable
 from iscp_dagster_tests.consumers.test_invariant import CASES
@@ -40,6 +42,15 @@ PLUG_INS = Path(__file__).with_name("plug_ins")
 DELTA = {"copy": "mirror", "look": "lookup", "sums": "aggregate"}
 """The jobs whose index is a Delta table, with the case of the invariant that each is."""
 LEDGER = {"type": "ledger", "options": {"of": "size"}}
+LANCE: dict[str, dict[str, Any]] = {
+    "words": {"type": "fulltext", "columns": ["note"], "options": {"include": "section"}},
+    "near": {
+        "type": "vector",
+        "columns": ["section"],
+        "options": {"embedder": "letters", "include": "size"},
+    },
+}
+"""More jobs, whose index is a Lance dataset, for tests that take them in."""
 NAMES = (*DELTA, "ledger")
 METADATA = {
     "iscp/from_ts",
@@ -128,6 +139,8 @@ class Works:
             job = self.job(name)
             if name == "ledger":
                 self._ledger_is_right(job)
+            elif name in LANCE:
+                self._lance_is_right(job)
             else:
                 self._index_is_right(job, DELTA[name])
         return True
@@ -142,6 +155,21 @@ class Works:
         index = spark.read.format("delta").load(self.uri(job))
         found = comparable(index.selectExpr(*case.columns.split(", ")).collect())
         assert found == comparable(spark.sql(case.sql).collect())
+
+    def _lance_is_right(self, job: Job) -> None:
+        (content,), more = job.spec.columns, job.spec.options["include"]
+        reader = LanceIndex.open(self.uri(job))
+        assert reader.watermark == job.watermark
+        rows = self._table_at(job.watermark).where(f"{content} <> ''").collect()
+        names = ["region", "id", more]
+        expected = [[row[name] for name in names] for row in rows]
+        if "embedder" in job.spec.options:
+            names.append("vector")
+            vectors = get_embedder("letters").embed([row[content] for row in rows]).tolist()
+            expected = [[*row, vector] for row, vector in zip(expected, vectors, strict=True)]
+        held = reader.dataset.to_table(columns=names, filter="_ctl IS NULL").to_pylist()
+        found = [[row[name] for name in names] for row in held]
+        assert comparable(found) == comparable(expected)
 
     def _ledger_is_right(self, job: Job) -> None:
         kept = json.loads((Path(self.uri(job)) / "ledger.json").read_text())

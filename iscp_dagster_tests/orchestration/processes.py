@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -23,16 +24,25 @@ def is_running(pid: int) -> bool:
     return _read_stat(Path(f"/proc/{pid}/stat")) != ("", 0)
 
 
-def end_all_of(home: Path) -> None:
-    """End what was started with a home in its environment, but for this process."""
+def started_with(home: Path) -> list[int]:
+    """What was started with a home in its environment, but for this process."""
+    found = []
     for environ in Path("/proc").glob("[0-9]*/environ"):
         pid = int(environ.parent.name)
         try:
             ours = f"ISCP_HOME={home}".encode() in environ.read_bytes().split(b"\0")
-            if ours and pid != os.getpid():
-                os.kill(pid, signal.SIGKILL)
         except OSError:
             continue
+        if ours and pid != os.getpid():
+            found.append(pid)
+    return found
+
+
+def end_all_of(home: Path) -> None:
+    """End what was started with a home in its environment, but for this process."""
+    for pid in started_with(home):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _read_stat(stat: Path) -> tuple[str, int]:

@@ -25,14 +25,32 @@ def test_an_index_says_what_it_holds_when_it_runs_and_how_to_ask_it() -> None:
     text = describe_job(
         index(type="lookup", columns=["name"], options={"by": "section"}), TABLE, URI
     )
-    what, trigger, stored, example = text.split("\n\n")
+    what, trigger, stored, search, example = text.split("\n\n")
     assert what == "`lookup` index on `name` with by = `section` of `shop.items`."
     assert trigger.startswith("**Trigger**: default: after each change")
     assert stored == f"**Stored** at `{URI}` (generation 7)."
+    assert search == "```sh\niscp search shop.items by_section section=VALUE\n```"
     fence, query, end = example.split("\n")
     assert (fence, end) == ("```sql", "```")
     assert query.startswith("select ")
     assert f"delta.`{URI}`" in query
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked"),
+    [
+        ({"type": "fulltext", "columns": ["doc"]}, "'some words'"),
+        ({"type": "vector", "options": {"embedder": "wordllama"}}, "'what it is about'"),
+        ({"type": "vector", "columns": ["v"]}, "--vector '[0.1, 0.2, …]'"),
+        ({"type": "aggregate", "options": {"group_by": "a, b"}}, "a=VALUE"),
+        ({"type": "mirror"}, "id=VALUE"),
+        ({"type": "lookup", "options": {"by": "a'b\n```"}}, """'a'"'"'b ```=VALUE'"""),
+    ],
+)
+def test_every_index_shows_the_command_that_asks_it(spec: dict[str, Any], asked: str) -> None:
+    text = describe_job(index(**spec), TABLE, URI)
+    assert f"```sh\niscp search shop.items by_section {asked}\n```" in text
+    assert ("```sql" in text) == (spec["type"] not in ("fulltext", "vector"))
 
 
 def test_the_user_s_own_words_come_first() -> None:

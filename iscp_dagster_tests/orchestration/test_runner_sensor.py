@@ -51,6 +51,8 @@ def test_a_request_carries_window_jobs_and_priority(changed: House, instance: Da
     assert request.tags == {
         "iscp/table": "sys/shop/items",
         "iscp/jobs": json.dumps(["a", "b"]),
+        "iscp.job/a": "yes",
+        "iscp.job/b": "yes",
         "iscp/window": window.partition_key,
         "iscp/attempt": "0",
         "iscp/account": "sys",

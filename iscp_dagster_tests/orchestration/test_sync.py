@@ -156,6 +156,11 @@ def test_everything_is_caught_up_and_recorded_then_there_is_nothing_to_do(
     run = instance.get_runs(limit=1)[0]
     assert run.tags["iscp/jobs"] == '["one", "two"]'
     assert run.status is DagsterRunStatus.SUCCESS
+    assert run.asset_selection == {AssetKey(job.key.asset_path) for job in jobs[:2]}
+    assert not run.asset_check_selection
+    seen = instance.fetch_observations(AssetKey(jobs[0].key.table_key.asset_path), limit=9).records
+    versions = [(one.asset_observation.tags or {}) for one in seen if one.asset_observation]
+    assert [tags["dagster/data_version"] for tags in versions] == ["2", "1"]
 
 
 def test_a_failing_consumer_leaves_the_others_be_and_rejoins_them(

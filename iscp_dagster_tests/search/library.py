@@ -75,7 +75,7 @@ SPECS: Mapping[str, Mapping[str, Any]] = {
         "options": {
             "embedder": "wordllama",
             "metric": "cosine",
-            "include": "Title",
+            "include": "Title,size",
             "where": "id <> 22",
         },
     },
@@ -163,10 +163,11 @@ class Library:
             job = api.get_job("shop.items", name, log=log)
             log.jobs.compare_and_set(job, **changes)
 
-    def sync(self, spark: SparkSession) -> None:
-        """Bring every index up to date in one scan, as an iteration does."""
+    def sync(self, spark: SparkSession, *names: str) -> None:
+        """Bring every index, or those named, up to date in one scan, as an iteration does."""
         with self.open_log() as log:
             jobs = [job for job in api.get_jobs(log=log) if isinstance(job, Job)]
+            jobs = [job for job in jobs if not names or job.key.name in names]
             table = log.tables.get(TableKey("sys", "shop", "items"))
             consumers = [self._prepared(job, table, spark) for job in jobs]
             window = Window(consumers[0].watermark(), self.head)

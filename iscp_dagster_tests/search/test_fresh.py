@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
 
-from iscp_dagster import api
 from iscp_dagster.errors import SourceTableReplaced, TailUnavailable
 from iscp_dagster.search import SearchResult, search
-from iscp_dagster.search.fresh_lance import check_clonable
 from iscp_dagster_tests.joblog.databases import execute
+from iscp_dagster_tests.search import oracle
 from iscp_dagster_tests.search.library import SECTIONS, SPECS, TITLES, Library, item
 
 if TYPE_CHECKING:
@@ -20,22 +20,25 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
+ALL = 1000
+INSIDE = {"type": "fulltext", "columns": ["key:$.words[0]"]}
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
-    ("words", {"query": "red", "k": 1000}),
-    ("words", {"query": "red car zebra", "k": 1000}),
-    ("words", {"query": '"quick red"', "k": 1000}),
-    ("words", {"query": "planetz~1 -zebra", "k": 1000}),
-    ("words", {"query": "zebra", "where": "section IS NULL", "k": 1000}),
+    ("words", {"query": "red", "k": ALL}),
+    ("words", {"query": "red car zebra", "k": ALL}),
+    ("words", {"query": '"quick red"', "k": ALL}),
+    ("words", {"query": "planetz~1 -zebra", "k": ALL}),
+    ("words", {"query": "zebra", "where": "section IS NULL", "k": ALL}),
+    ("inside", {"query": "zebra", "k": ALL}),
     ("near", {"vector": [1.0, 1.0, -0.5], "k": 5}),
-    ("near", {"vector": [0.0, 0.0, 9.0], "k": 1000, "where": "section = 'editors'"}),
+    ("near", {"vector": [0.0, 0.0, 9.0], "k": ALL, "where": "section = 'editors'"}),
     ("like", {"query": "speedy vehicle", "k": 6}),
-    ("like", {"query": "striped animal", "k": 1000}),
-    ("look", {"k": 1000}),
+    ("like", {"query": "striped animal", "k": ALL}),
+    ("look", {"k": ALL}),
     ("look", {"k": 5}),
     ("look", {"query": "editors", "k": 3, "columns": ["size"]}),
-    ("look", {"query": "size=3", "k": 1000}),
-    ("look", {"where": "Title LIKE '%zebra%' OR price > 5", "k": 1000, "columns": ["price"]}),
-    ("sums", {"k": 1000}),
+    ("look", {"query": "size=3", "k": ALL}),
+    ("look", {"where": "Title LIKE '%zebra%' OR price > 5", "k": ALL, "columns": ["price"]}),
+    ("sums", {"k": ALL}),
     ("sums", {"query": "it's"}),
     ("sums", {"where": "avg_price > 4 OR count < 3", "k": 2}),
 ]
@@ -61,6 +64,58 @@ def churn(library: Library, rng: random.Random, first: int) -> None:
     library.update({"size": "size + 1"}, "section = 'text editors'")
 
 
+def nudge(library: Library, rng: random.Random) -> None:
+    """Change the table in one way or another, in one commit."""
+    number, rest = rng.randrange(10_000, 99_999), rng.randrange(7)
+    title = rng.choice([*TITLES, "a zebra crossing", "red zebra"])
+    vec = rng.choice([None, [rng.uniform(-2, 2) for _ in range(3)]])
+    ways: list[Callable[[], object]] = [
+        lambda: library.add(item(number, Title=title, vec=vec), item(number + 1)),
+        lambda: library.update({"Title": "'zebra, red'", "size": "size + 1"}, f"id % 7 = {rest}"),
+        lambda: library.update({"Title": "Title"}, f"id % 3 = {rest}"),
+        lambda: library.update({"vec": "NULL", "Title": "NULL"}, f"id % 7 = {rest}"),
+        lambda: library.update({"section": "'it''s'", "price": "price + 1"}, f"id % 5 = {rest}"),
+        lambda: library.update({"id": "id + 100000"}, f"id % 11 = {rest} and id < 100000"),
+        lambda: library.delete(f"id % 9 = {rest}"),
+        lambda: DeltaTable(library.source).optimize.compact(),
+    ]
+    rng.choice(ways)()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_fresh_answers_follow_the_table_through_any_history(library: Library, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(4):
+        for _ in range(rng.randint(1, 3)):
+            nudge(library, rng)
+        rows = library.rows()
+        for query in ("red", "zebra car", "planets"):
+            assert found("words", query) == oracle.matching(rows, query)
+        vector = [rng.uniform(-2, 2) for _ in range(3)]
+        near = scores(ask("near", vector=vector, k=5).hits())
+        assert near == pytest.approx(oracle.nearest(rows, vector, 5), abs=1e-4)
+        like = scores(ask("like", "striped animal", k=6).hits())
+        assert like == pytest.approx(oracle.alike(rows, "striped animal", 6), abs=1e-4)
+        columns = ("region", "id", "Title", "size", "price")
+        looked = ask("look", k=9).table.to_pylist()
+        assert [tuple(row[name] for name in columns) for row in looked] == oracle.looked_up(rows, 9)
+        columns = ("count", "sum_size", "min_price", "max_price", "count_Title")
+        groups = ask("sums", k=ALL).table.to_pylist()
+        assert {row["section"]: tuple(row[name] for name in columns) for row in groups} == (
+            oracle.summed(rows)
+        )
+        assert ask("look", k=1).watermark == library.head
+
+
+def ask(job: str, query: str | None = None, **more: Any) -> SearchResult:
+    return search("shop.items", job, query, fresh=True, **more)
+
+
+def found(job: str, query: str) -> set[tuple[str, int]]:
+    keys = (hit["key"] for hit in ask(job, query, k=ALL).hits())
+    return {(key["region"], key["id"]) for key in keys}
+
+
 def answers(**more: Any) -> list[SearchResult]:
     return [search("shop.items", job, **question, **more) for job, question in QUESTIONS]
 
@@ -68,7 +123,14 @@ def answers(**more: Any) -> list[SearchResult]:
 def test_a_fresh_answer_is_that_of_an_index_synced_first(
     library: Library, spark: SparkSession
 ) -> None:
+    library.register("inside", INSIDE)
+    library.sync(spark, "inside")
     churn(library, random.Random(1), 100)
+    answers(fresh=True)
+    churn(library, random.Random(2), 200)
+    document = '{"words": ["zebra \\"one\\"", 2]}'
+    library.add(item(500, key=document), item(501, key='{"words": []}'), item(502, key=document))
+    library.update({"key": '\'{"words": ["lion"]}\''}, "id = 502")
     before, fresh = answers(), answers(fresh=True)
     head = library.head
     library.sync(spark)
@@ -79,6 +141,7 @@ def test_a_fresh_answer_is_that_of_an_index_synced_first(
         assert new.store_version == old.store_version, question
         assert_same(question[0], new, true)
     assert any(not old.table.equals(new.table) for old, new in zip(before, fresh, strict=True))
+    assert found("inside", "zebra") == {("eu", 500)}
 
 
 def assert_same(job: str, fresh: SearchResult, synced: SearchResult) -> None:
@@ -86,7 +149,7 @@ def assert_same(job: str, fresh: SearchResult, synced: SearchResult) -> None:
     assert fresh.table.schema == synced.table.schema
     if job in ("look", "sums"):
         assert found == expected
-    elif job == "words":
+    elif job in ("words", "inside"):
         assert_same_words(found, expected)
     else:
         assert scores(found) == pytest.approx(scores(expected), abs=1e-5)
@@ -129,14 +192,6 @@ def test_a_fresh_search_leaves_the_index_as_it_was(library: Library) -> None:
     assert search("shop.items", "words", "zebra").table.num_rows == 0
     after = sorted(str(path) for path in (library.folder / "home" / "warehouse").rglob("*"))
     assert after == before
-
-
-def test_an_index_in_an_object_store_is_never_cloned_into_it(library: Library) -> None:
-    with library.open_log() as log:
-        job = api.get_job("shop.items", "words", log=log)
-    check_clonable(job, "/data/index")
-    with pytest.raises(TailUnavailable, match="items/words: only an index on local disk"):
-        check_clonable(job, "s3://lake/index")
 
 
 def test_changes_that_are_gone_are_told_and_never_left_out(library: Library) -> None:

@@ -29,6 +29,7 @@ from iscp_dagster.spark.session import (
     wait_until_answers,
 )
 from iscp_dagster_tests.conftest import settings_in
+from iscp_dagster_tests.spark import lance_story
 from iscp_dagster_tests.spark.delta_story import EXPECTED, tell
 
 if TYPE_CHECKING:
@@ -46,10 +47,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
         wait_until_answers(server.url, 0.5)
 
 
-def story(folder: Path, environ: dict[str, str], *arguments: str) -> dict[str, Any]:
-    """Tell the Delta story in a process of its own; it may say nothing but its result."""
+def story(
+    folder: Path, environ: dict[str, str], *arguments: str, name: str = "delta_story"
+) -> dict[str, Any]:
+    """Tell a story in a process of its own; it may say nothing but its result."""
     done = subprocess.run(
-        [sys.executable, "-m", "iscp_dagster_tests.spark.delta_story", str(folder), *arguments],
+        [sys.executable, "-m", f"iscp_dagster_tests.spark.{name}", str(folder), *arguments],
         env=environ,
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -129,6 +132,15 @@ def test_the_story_is_the_same_over_connect(server: ConnectServer, tmp_path: Pat
 
 
 @pytest.mark.spark
+def test_lance_indexes_are_filled_over_connect_by_the_driver_and_by_tasks(
+    server: ConnectServer, tmp_path: Path
+) -> None:
+    environ = {**os.environ, "ISCP_HOME": str(tmp_path / "home"), "SPARK_REMOTE": server.url}
+    environ["JAVA_HOME"] = "/nowhere"
+    assert story(tmp_path, environ, name="lance_story") == lance_story.EXPECTED
+
+
+@pytest.mark.spark
 def test_a_taken_port_is_refused_before_anything_starts(
     server: ConnectServer, settings: Settings
 ) -> None:
@@ -140,7 +152,7 @@ def test_a_taken_port_is_refused_before_anything_starts(
 def test_a_server_that_cannot_start_says_why_and_leaves_no_process(settings: Settings) -> None:
     with pytest.raises(SparkUnavailable, match="ended at its start") as caught:
         start_connect_server(replace(settings, spark_memory="1x"))
-    assert "logs/spark-connect-" in str(caught.value)
+    assert "/spark-connect-" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

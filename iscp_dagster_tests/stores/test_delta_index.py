@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
@@ -12,7 +12,9 @@ from deltalake import DeltaTable
 from iscp_dagster.errors import IndexContended
 from iscp_dagster.rules.model import TS, Window
 from iscp_dagster.spark.sql import own_session
-from iscp_dagster.stores.delta_index import GONE, DeltaIndex, Standing
+from iscp_dagster.stores import delta_ways
+from iscp_dagster.stores.delta_index import DeltaIndex, Standing
+from iscp_dagster.stores.delta_ways import GONE, Batch, Way, choose_way
 from iscp_dagster_tests.consumers.shop import ts
 
 if TYPE_CHECKING:
@@ -50,12 +52,48 @@ def index(session: SparkSession, tmp_path: Path) -> DeltaIndex:
     return made
 
 
-def merge(
-    session: SparkSession, index: DeltaIndex, span: Window, rows: dict[int, str], **kind: Any
-) -> int:
-    source = frame(session, rows, kind.get("gone", False))
-    counts = index.merge(session, source, ["id"], span, 1)
-    return counts.upserted + counts.deleted
+def only_way(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Move the limits so that every window is applied in one way."""
+    everything = 10**9
+    monkeypatch.setattr(delta_ways, "SMALL_INDEX", everything if way is Way.REWRITE else -1)
+    monkeypatch.setattr(delta_ways, "SHARE_TO_REWRITE", -1)
+    monkeypatch.setattr(delta_ways, "MOST_PATCHED", everything if way is Way.PATCH else -1)
+
+
+@pytest.fixture(params=list(Way))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """Has every window applied in one way, whatever would be the cheapest."""
+    only_way(request.param, monkeypatch)
+    return request.param
+
+
+def apply(
+    session: SparkSession, index: DeltaIndex, span: Window, rows: dict[int, str], gone: bool = False
+) -> Way:
+    batch = Batch(frame(session, rows, gone), ("id",), ("id",), len(rows), 0 if gone else len(rows))
+    standing = index.standing()
+    assert standing is not None
+    return index.apply(session, batch, span, Standing(standing.version, span.start, standing.rows))
+
+
+def test_the_way_depends_on_how_much_of_the_index_changes() -> None:
+    assert choose_way(1, 100) is Way.REWRITE
+    assert choose_way(66_000, 63_000) is Way.REWRITE
+    assert choose_way(5_000, 1_000_000) is Way.PATCH
+    assert choose_way(50_000, 1_000_000) is Way.MERGE
+    assert choose_way(5_000, None) is Way.PATCH
+
+
+def test_what_is_deleted_and_what_is_updated_is_counted(
+    spark: SparkSession, session: SparkSession, index: DeltaIndex, way: Way
+) -> None:
+    apply(session, index, window(5, 8), {2: "two", 3: 'it\'s \\ "three"'})
+    apply(session, index, window(8, 9), {1: "", 3: "", 7: "never there"}, gone=True)
+    apply(session, index, window(9, 12), {2: "again", 4: "four"})
+    standing = index.standing()
+    assert standing is not None
+    assert (standing.watermark, standing.rows) == (ts(12), 2)
+    assert content(spark, index) == {2: "again", 4: "four"}
 
 
 def test_no_index_has_no_standing(tmp_path: Path) -> None:
@@ -71,10 +109,10 @@ def test_an_index_that_was_only_made_stands_at_zero(session: SparkSession, tmp_p
 
 
 def test_data_and_watermark_come_in_one_commit(
-    spark: SparkSession, session: SparkSession, index: DeltaIndex
+    spark: SparkSession, session: SparkSession, index: DeltaIndex, way: Way
 ) -> None:
     before = DeltaTable(index.uri).version()
-    merge(session, index, window(5, 8), {2: "eight"})
+    assert apply(session, index, window(5, 8), {2: "eight"}) is way
     assert DeltaTable(index.uri).version() == before + 1
     standing = index.standing()
     assert standing is not None
@@ -85,11 +123,11 @@ def test_data_and_watermark_come_in_one_commit(
 
 @pytest.mark.parametrize("span", [window(5, 8), window(5, 7), window(-1, 3)])
 def test_a_replay_or_a_late_writer_of_an_older_window_changes_nothing(
-    spark: SparkSession, session: SparkSession, index: DeltaIndex, span: Window
+    spark: SparkSession, session: SparkSession, index: DeltaIndex, span: Window, way: Way
 ) -> None:
-    merge(session, index, window(5, 8), {2: "eight"})
+    assert apply(session, index, window(5, 8), {2: "eight"}) is way
     before = DeltaTable(index.uri).version()
-    assert merge(own_session(spark), index, span, {2: "late", 3: "late"}) == 0
+    apply(own_session(spark), index, span, {2: "late", 3: "late"})
     index.replace(frame(session, {9: "late"}), span)
     assert DeltaTable(index.uri).version() == before
     assert content(spark, index) == {1: "five", 2: "eight"}
@@ -118,17 +156,18 @@ def test_an_empty_window_moves_only_the_watermark(
 
 
 def test_of_two_writers_at_once_one_loses(
-    spark: SparkSession, session: SparkSession, index: DeltaIndex
+    spark: SparkSession, session: SparkSession, index: DeltaIndex, way: Way
 ) -> None:
     start = threading.Barrier(2)
     lost: list[Exception] = []
 
+    stood_at = DeltaTable(index.uri).version()
+
     def write(end: int) -> None:
         own = own_session(spark)
-        source = frame(own, {2: f"v{end}"}, False)
         start.wait()
         try:
-            index.merge(own, source, ["id"], window(5, end), 1)
+            apply(own, index, window(5, end), {2: f"v{end}"})
         except IndexContended as error:
             lost.append(error)
 
@@ -139,17 +178,16 @@ def test_of_two_writers_at_once_one_loses(
         rival.join()
     # The loser found the transaction done, or lost the race for the commit; never both wrote.
     assert len(lost) <= 1
-    marks = [c for c in DeltaTable(index.uri).history() if c["operation"] == "MERGE"]
-    assert len(marks) == 1
+    assert DeltaTable(index.uri).version() == stood_at + 1
     assert content(spark, index) == {1: "five", 2: "v8"}
 
 
 def test_a_window_that_does_not_follow_the_last_one_breaks_the_index_until_a_snapshot(
-    session: SparkSession, index: DeltaIndex
+    session: SparkSession, index: DeltaIndex, way: Way
 ) -> None:
     """A late writer's (5, 8] got in between the other's look at v5 and its commit of (5, 10]."""
-    merge(session, index, window(5, 8), {2: "eight"})
-    merge(session, index, window(5, 10), {3: "ten"})
+    apply(session, index, window(5, 8), {2: "eight"})
+    apply(session, index, window(5, 10), {3: "ten"})
     standing = index.standing()
     assert standing is not None
     assert standing.broken
@@ -169,7 +207,7 @@ def test_another_generation_has_another_transaction_id(
 
 
 def test_the_watermark_outlives_the_log(session: SparkSession, index: DeltaIndex) -> None:
-    merge(session, index, window(5, 8), {2: "eight"})
+    apply(session, index, window(5, 8), {2: "eight"})
     table = DeltaTable(index.uri)
     table.create_checkpoint()
     for commit in (Path(index.uri) / "_delta_log").glob("*.json"):
@@ -188,7 +226,7 @@ def test_side_by_side_commits_keep_their_own_transaction_ids(
         own, made = own_session(spark), DeltaIndex(str(tmp_path / str(number)), number)
         made.create(own, frame(own, {}), BUILD, ["id"])
         made.replace(frame(own, {1: "a"}), window(-1, 4))
-        made.merge(own, frame(own, {2: "b"}, False), ["id"], window(4, end), 1)
+        apply(own, made, window(4, end), {2: "b"})
 
     threads = [threading.Thread(target=build, args=pair) for pair in ends.items()]
     for thread in threads:

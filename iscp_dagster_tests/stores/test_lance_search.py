@@ -1,4 +1,4 @@
-"""Asking an index: scores, filters, masks, queries."""
+"""Asking an index: scores, filters, queries."""
 
 from __future__ import annotations
 
@@ -147,10 +147,23 @@ def test_a_wrong_filter_is_refused(books: Box, where: str) -> None:
         books.ids("quick", where=where)
 
 
-def test_masked_rows_are_left_out_before_ranking(books: Box) -> None:
-    reader = books.reader
-    mask = reader.mask(["1", "no such key"])
-    assert reader.text_search("quick", 1, mask=mask)["id"].to_pylist() == [2]
+def test_an_index_made_anew_in_its_place_is_read_anew(tmp_path: Path) -> None:
+    # What was read stays in memory: file by file, and a file's name alone may come back.
+    for word in ("amber", "basil"):
+        box = Box(tmp_path / "index", BOOKS, [TextRecipe("title")])
+        box.put([{"id": 1, "title": word}])
+        assert (box.ids("amber"), box.ids("basil")) == (([1], []) if word == "amber" else ([], [1]))
+        assert box.reader.table()["title"].to_pylist() == [word]
+        box.index.drop()
+
+
+def test_hits_with_one_score_order_by_key_however_many(books: Box) -> None:
+    books.put([{"id": number, "title": "same title"} for number in range(3000, 1000, -1)])
+    found = books.reader.text_search("same", 5000)
+    assert set(found["_score"].to_pylist()[:1]) == set(found["_score"].to_pylist())
+    assert found["id"].to_pylist() == list(range(1001, 3001))
+    few = books.reader.text_search("same", 10)
+    assert few["id"].to_pylist() == sorted(few["id"].to_pylist())
 
 
 def test_an_answer_has_the_key_the_score_and_the_columns_asked_for(books: Box) -> None:

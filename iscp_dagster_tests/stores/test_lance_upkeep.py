@@ -47,7 +47,11 @@ def newest(index: LanceIndex) -> LanceDataset:
     return dataset
 
 
-def unindexed(index: LanceIndex, recipe: TextRecipe) -> int:
+def segments(index: LanceIndex) -> set[str]:
+    return {part.uuid for one in newest(index).describe_indices() for part in one.segments}
+
+
+def unindexed(index: LanceIndex, recipe: TextRecipe | VectorRecipe) -> int:
     return newest(index).stats.index_stats(recipe.name)["num_unindexed_rows"]
 
 
@@ -80,7 +84,9 @@ def test_maintenance_changes_no_answer(tmp_path: Path) -> None:
     before = LanceIndex.open(index.uri)
     fragments = len(newest(index).get_fragments())
     done = optimize(index)
-    assert done.fragments_before == fragments > done.fragments_after
+    assert done.before.fragments == fragments > done.after.fragments
+    assert done.before.segments > done.after.segments == 3
+    assert done.before.bytes > done.after.bytes > 0
     assert not done.contended
     after = LanceIndex.open(index.uri)
     assert after.watermark == before.watermark
@@ -97,13 +103,71 @@ def test_retraining_builds_every_index_anew(tmp_path: Path) -> None:
     for version in range(40, 50):
         apply(index, version)
     recipes = (TEXT, VectorRecipe("vector"), KeyRecipe())
-    old = {part.uuid for one in newest(index).describe_indices() for part in one.segments}
+    old = segments(index)
     optimize(index, retrain=True)
     described = newest(index).describe_indices()
     assert {one.name for one in described} == {recipe.name for recipe in recipes}
-    new = {part.uuid for one in described for part in one.segments}
+    new = segments(index)
     assert len(new) == 3
     assert not new & old
+
+
+def test_training_is_not_lost_to_the_windows_that_come_meanwhile(tmp_path: Path) -> None:
+    """Each window adds a segment of its own, which would make a plain build lose for ever."""
+    index = create(tmp_path / "index")
+    for version in range(40, 50):
+        apply(index, version)
+    reader = LanceIndex.open(index.uri)
+    old = segments(index)
+    steps: list[str] = []
+
+    def meanwhile(step: str) -> None:
+        steps.append(step)
+        if TEXT.name not in step:  # so many deletions: windows build that one anew themselves
+            apply(index, 50 + len(steps))
+
+    done = optimize(index, retrain=True, tell=meanwhile)
+    assert not done.contended
+    names = [recipe.name for recipe in (TEXT, VectorRecipe("vector"), KeyRecipe())]
+    assert steps == [
+        *(step for name in names for step in (f"building {name} anew", f"putting {name} in place")),
+        "compacting fragments",
+    ]
+    assert not segments(index) & old
+    assert [unindexed(index, one) for one in (TEXT, VectorRecipe("vector"))] == [0, 0]
+    assert content(reader) == state(49)
+    now = LanceIndex.open(index.uri)
+    last = 50 + len(steps)
+    assert content(now) == state(last)
+    assert now.recall(queries=60) == 1.0
+    for word in WORDS:
+        assert found_by(now, word) == {n for n, t in state(last).items() if word in t.split()}
+
+
+def test_an_index_that_somebody_merged_meanwhile_is_built_again(tmp_path: Path) -> None:
+    index = create(tmp_path / "index")
+    for version in range(40, 50):
+        apply(index, version)
+    steps: list[str] = []
+
+    def meanwhile(step: str) -> None:
+        steps.append(step)
+        if steps.count("putting body_fts in place") == 1 == len(steps) - 1:
+            apply(index, 55)
+            TEXT.build(newest(index))
+
+    assert not optimize(index, retrain=True, tell=meanwhile).contended
+    assert steps.count("building body_fts anew") == 2
+    now = LanceIndex.open(index.uri)
+    for word in WORDS:
+        assert found_by(now, word) == {n for n, t in state(55).items() if word in t.split()}
+
+
+def test_an_index_of_no_rows_is_optimized(tmp_path: Path) -> None:
+    index = create(tmp_path / "index")
+    assert optimize(index, retrain=True).after.fragments == 1
+    apply(index, 3)
+    assert content(LanceIndex.open(index.uri)) == state(3)
 
 
 def test_a_window_that_meets_a_compaction_goes_through(tmp_path: Path) -> None:
