@@ -88,8 +88,9 @@ class House:
 
     def start_anew(self, table: str) -> None:
         """Give every job of a table a new, empty generation."""
+        ours = TableKey.parse(f"bench.{table}")
         jobs = [job for job in api.get_jobs(log=self.log) if isinstance(job, Job)]
-        for job in (job for job in jobs if job.key.table == TableKey.parse(f"bench.{table}")):
+        for job in (job for job in jobs if job.key.table_key == ours):
             api.unregister_job(f"bench.{table}", job.key.name, log=self.log)
             api.register_job(f"bench.{table}", job.key.name, job.spec, log=self.log)
         self.stands_at[table] = TS.zero()
