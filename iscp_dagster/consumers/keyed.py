@@ -23,7 +23,7 @@ from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.spark.sql import columns
 from iscp_dagster.stores.delta_index import AppliedCounts, Standing, laid_out
-from iscp_dagster.stores.delta_ways import GONE, Batch
+from iscp_dagster.stores.delta_ways import GONE, MOST_PATCHED, Batch, Keys
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -91,9 +91,17 @@ class KeyedCopy(DeltaConsumer):
 
         relevant = changes.net.where(self._matters())
         was, is_in = self._belongs("before"), self._belongs("after")
-        changed, upserts, deleted = relevant.agg(
-            fn.count("*"), fn.count_if(is_in), fn.count_if(was & ~is_in)
-        ).collect()[0]
+        keys: Keys | None = None
+        if changes.rows_net <= MOST_PATCHED:
+            # So few that their keys are wanted, too: one look instead of two.
+            found = relevant.select(*self._key_texts(), was, is_in).collect()
+            keys = [tuple(row[:-2]) for row in found]
+            changed, upserts = len(found), sum(row[-1] for row in found)
+            deleted = sum(row[-2] and not row[-1] for row in found)
+        else:
+            changed, upserts, deleted = relevant.agg(
+                fn.count("*"), fn.count_if(is_in), fn.count_if(was & ~is_in)
+            ).collect()[0]
         skipped = changes.rows_net - changed
         if changed == 0:
             self.index.advance(self.session, window, standing.rows)
@@ -105,9 +113,14 @@ class KeyedCopy(DeltaConsumer):
             (~is_in).alias(GONE),
         )
         order, fine = tuple(self.stats_columns(self.build)), bool(self.build["by"])
-        batch = Batch(rows, tuple(key), order, changed, upserts, fine)
+        batch = Batch(rows, tuple(key), order, changed, upserts, fine, keys)
         self.index.apply(self.session, batch, window, standing)
         return AppliedCounts(upserts, deleted), skipped
+
+    def _key_texts(self) -> list[Column]:
+        from pyspark.sql import functions as fn
+
+        return [fn.col("key").getField(name).cast("string") for name in self.build["key"]]
 
     def _matters(self) -> Column:
         """Whether a changed row may change the index: it is in, was in, or may have been in."""

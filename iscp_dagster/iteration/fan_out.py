@@ -1,4 +1,4 @@
-"""One set of changes, many consumers, side by side.
+"""One piece of work, many consumers, side by side.
 
 Each consumer runs on a thread of its own under a Spark *tag* of its own, so that one can be stopped
 without the others. One that raises, times out or is stopped leaves at once with its error; the
@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING
 
 from iscp_dagster.consumers.base import Consumer, ConsumerResult
 from iscp_dagster.errors import ConsumerTimeout
-from iscp_dagster.iteration.faults import reach
 from iscp_dagster.rules.model import Job, Window
 from iscp_dagster.spark.cancel import interrupt, tagged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from iscp_dagster.sources.changes import Changes
 
 GRACE_SECONDS = 5.0
 """How long a stopped consumer may take to come back before it is abandoned."""
@@ -43,12 +40,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class MemberResult:
-    """What became of one member: a result or an error."""
+    """What became of one member: an error, or what its work returned."""
 
     job: Job
     result: ConsumerResult | None
     error: BaseException | None
     seconds: float
+
+
+Work = Callable[[Member], ConsumerResult | None]
 
 
 class FanOut:
@@ -62,15 +62,8 @@ class FanOut:
         self._stopped: dict[int, tuple[BaseException, float]] = {}
         self._done: dict[int, MemberResult] = {}
 
-    def run(
-        self,
-        spark: SparkSession,
-        members: Sequence[Member],
-        changes: Changes,
-        *,
-        on_done: Callable[[MemberResult], None] | None = None,
-    ) -> list[MemberResult]:
-        """Apply the changes through every member and wait until each is done, stopped or late."""
+    def run(self, spark: SparkSession, members: Sequence[Member], work: Work) -> list[MemberResult]:
+        """Do the work with every member and wait until each is done, stopped or late."""
         with self._changed:
             for member in members:
                 # Over Connect a tag belongs to a session, and consumers commit with their own.
@@ -78,25 +71,20 @@ class FanOut:
                 self._started[member.job.job_id] = time.monotonic()
         for member in members:
             threading.Thread(
-                target=self._apply,
-                args=(member, changes),
+                target=self._do,
+                args=(member, work),
                 name=f"iscp-{member.job.key.name}",
                 daemon=True,
             ).start()
-        told: set[int] = set()
-        while True:
-            with self._changed:
+        with self._changed:
+            while not self._all_done(members):
                 self._end_late(members)
-                fresh = [done for job_id, done in self._done.items() if job_id not in told]
-                if not fresh:
+                if not self._all_done(members):
                     self._changed.wait(self._patience(members))
-                    continue
-            for done in fresh:
-                told.add(done.job.job_id)
-                if on_done is not None:
-                    on_done(done)
-            if len(told) == len(members):
-                return [self._done[member.job.job_id] for member in members]
+            results = [self._done[member.job.job_id] for member in members]
+            # A member that is done with this work may yet be stopped before its next.
+            self._done.clear()
+        return results
 
     def stop(self, job: Job, error: BaseException) -> None:
         """End one member with `error`, in Spark too; the others go on."""
@@ -118,15 +106,13 @@ class FanOut:
         """Return the Spark tag of a member's work."""
         return f"iscp-{self._run_id}-{job.job_id}"
 
-    def _apply(self, member: Member, changes: Changes) -> None:
+    def _do(self, member: Member, work: Work) -> None:
         started = time.monotonic()
         result, error = None, None
         try:
             with tagged(self._sessions[member.job.job_id], self.tag(member.job)):
                 self._raise_if_stopped(member.job)
-                reach("before_apply", member.job.key.name)
-                result = member.consumer.apply(changes, member.window)
-                reach("after_commit", member.job.key.name)
+                result = work(member)
         except Exception as raised:  # noqa: BLE001 - whatever a consumer raises is its own result
             error = raised
         with self._changed:
@@ -138,6 +124,9 @@ class FanOut:
             seconds = time.monotonic() - started
             self._done[member.job.job_id] = MemberResult(member.job, result, error, seconds)
             self._changed.notify_all()
+
+    def _all_done(self, members: Sequence[Member]) -> bool:
+        return all(member.job.job_id in self._done for member in members)
 
     def _raise_if_stopped(self, job: Job) -> None:
         """Leave work alone that was stopped before it began: nothing was there to interrupt."""

@@ -33,6 +33,7 @@ def record(
         now=now,
         kind=report.kind,
         rows_scanned=report.rows_scanned,
+        bytes_scanned=report.bytes_scanned,
         seconds=report.seconds,
         consumers=[_consumer_record(member) for member in results],
     )

@@ -64,5 +64,7 @@ class IterationReport:
     kind: IterationKind
     jobs: tuple[JobReport, ...]
     rows_scanned: int = 0
+    bytes_scanned: int | None = None
+    """Of the files that the scan opened; None where the table's log no longer tells."""
     scan_seconds: float = 0.0
     seconds: float = 0.0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from iscp_dagster.consumers.base import ConsumerResult
 from iscp_dagster.errors import (
     ClaimLost,
+    IscpError,
     IterationCanceled,
     SourceTableMissing,
     SourceTableReplaced,
@@ -23,12 +24,22 @@ from iscp_dagster.iteration.heartbeat import beating
 from iscp_dagster.iteration.record import record
 from iscp_dagster.iteration.request import IterationReport, IterationRequest, Tools
 from iscp_dagster.rules.model import IterationKind, Job, Table, Window
-from iscp_dagster.sources.changes import ChangeKind, retrieve_or_snapshot
-from iscp_dagster.sources.facts import TableFacts, read_facts
+from iscp_dagster.sources.changes import ChangeKind, Changes, retrieve_or_snapshot
+from iscp_dagster.sources.facts import TableFacts, bytes_to_read, read_facts
 from iscp_dagster.spark.cancel import interrupt, tagged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """What was read, once for all."""
+
+    kind: IterationKind = IterationKind.TAIL
+    rows: int = 0
+    bytes: int | None = 0
+    seconds: float = 0.0
 
 
 class IterationRun:
@@ -54,14 +65,15 @@ class IterationRun:
         self._jobs = claim.jobs
         reach("after_claim")
         with beating(self._tools.log, claim.iteration_id, claim.jobs, self._lost):
-            kind, rows, scan_seconds, results = self._consume(claim)
+            scan, results = self._consume(claim)
         report = IterationReport(
             table=claim.table,
             window=claim.window,
-            kind=kind,
+            kind=scan.kind,
             jobs=(),
-            rows_scanned=rows,
-            scan_seconds=scan_seconds,
+            rows_scanned=scan.rows,
+            bytes_scanned=scan.bytes,
+            scan_seconds=scan.seconds,
             seconds=time.monotonic() - started,
         )
         reach("before_log")
@@ -88,65 +100,78 @@ class IterationRun:
             job, ClaimLost(f"{job.key} (generation {job.job_id}) was dropped or interrupted")
         )
 
-    def _consume(self, claim: Claim) -> tuple[IterationKind, int, float, list[MemberResult]]:
+    def _consume(self, claim: Claim) -> tuple[_Scan, list[MemberResult]]:
         """Scan once and fan out; an error of the scan is every member's error."""
         done = [_already_there(claimed) for claimed in claim.held if claimed.done]
         todo = [claimed for claimed in claim.held if not claimed.done]
         if not todo:
-            return IterationKind.NO_OP, 0, 0.0, done
+            return _Scan(IterationKind.NO_OP), done
         started = time.monotonic()
         try:
-            kind, rows, scan_seconds, results = self._scan_and_fan_out(claim, todo)
+            scan, results = self._scan_and_fan_out(claim, todo)
         except Exception as raised:  # noqa: BLE001 - whatever ends the scan is every member's result
             error = IterationCanceled() if self._canceled else raised
             seconds = time.monotonic() - started
             failed = [MemberResult(one.job, None, error, seconds) for one in todo]
-            return IterationKind.TAIL, 0, seconds, done + failed
-        return kind, rows, scan_seconds, done + results
+            return _Scan(seconds=seconds), done + failed
+        return scan, done + results
 
     def _scan_and_fan_out(
         self, claim: Claim, todo: Sequence[Claimed]
-    ) -> tuple[IterationKind, int, float, list[MemberResult]]:
+    ) -> tuple[_Scan, list[MemberResult]]:
         spark = self._spark = self._tools.spark()
         self._stop_if_canceled()
         started = time.monotonic()
         with ExitStack() as stack, tagged(spark, self._tag):
             members, broken = self._prepare(claim, todo, spark, stack)
             if not members:
-                return IterationKind.TAIL, 0, 0.0, broken
+                return _Scan(), broken
             wanted = sorted({name for member in members for name in member.consumer.columns})
             # From where the last of them stands: what the window leaves out changed no data.
             window = Window(min(member.window.start for member in members), claim.window.end)
             changes = stack.enter_context(
                 retrieve_or_snapshot(spark, claim.table, window, wanted, readers=len(members))
             )
-            scan_seconds = time.monotonic() - started
+            scan = _Scan(
+                kind=IterationKind(changes.kind),
+                rows=changes.rows_scanned,
+                bytes=_bytes_of(changes),
+                seconds=time.monotonic() - started,
+            )
             reach("after_scan")
             self._stop_if_canceled()
-            results = self._fan_out.run(spark, members, changes)
-        snapshot = changes.kind is ChangeKind.SNAPSHOT
-        kind = IterationKind.SNAPSHOT if snapshot else IterationKind.TAIL
-        return kind, changes.rows_scanned, scan_seconds, broken + results
+
+            def apply(member: Member) -> ConsumerResult:
+                reach("before_apply", member.job.key.name)
+                result = member.consumer.apply(changes, member.window)
+                reach("after_commit", member.job.key.name)
+                return result
+
+            results = self._fan_out.run(spark, members, apply)
+        return scan, broken + results
 
     def _prepare(
         self, claim: Claim, todo: Sequence[Claimed], spark: SparkSession, stack: ExitStack
     ) -> tuple[list[Member], list[MemberResult]]:
-        """Make the consumers ready; one that can't start leaves the others be."""
+        """Make the consumers ready; one that can't start, or hangs, leaves the others be."""
         facts = _facts_of(claim.table)
-        members: list[Member] = []
-        broken: list[MemberResult] = []
+        members = []
         for claimed in todo:
             consumer = type(claimed.consumer)(claimed.consumer.place, spark)
             stack.callback(consumer.close)
-            try:
-                consumer.prepare(claimed.job.spec, claim.table, facts)
-            except Exception as raised:  # noqa: BLE001 - whatever it raises is its own result
-                self._stop_if_canceled()
-                broken.append(MemberResult(claimed.job, None, raised, 0.0))
-            else:
-                window = Window(claimed.stands_at, claim.window.end)
-                members.append(Member(claimed.job, consumer, window))
-        return members, broken
+            window = Window(claimed.stands_at, claim.window.end)
+            members.append(Member(claimed.job, consumer, window))
+
+        def prepare(member: Member) -> None:
+            reach("before_prepare", member.job.key.name)
+            member.consumer.prepare(member.job.spec, claim.table, facts)
+
+        results = self._fan_out.run(spark, members, prepare)
+        self._stop_if_canceled()
+        ready = [
+            member for member, result in zip(members, results, strict=True) if result.error is None
+        ]
+        return ready, [result for result in results if result.error is not None]
 
     def _stop_if_canceled(self) -> None:
         if self._canceled:
@@ -164,6 +189,16 @@ def _facts_of(table: Table) -> TableFacts:
             f"{table.key}: another table ({facts.delta_id}) stands at {table.uri}"
         )
     return facts
+
+
+def _bytes_of(changes: Changes) -> int | None:
+    """The size of what was read; for the record only, so nothing fails for want of it."""
+    try:
+        return bytes_to_read(
+            changes.table.uri, changes.window, snapshot=changes.kind is ChangeKind.SNAPSHOT
+        )
+    except IscpError:
+        return None
 
 
 def _already_there(claimed: Claimed) -> MemberResult:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.errors import TableUnreadable, UnknownDeltaTable
-from iscp_dagster.rules.model import TS
+from iscp_dagster.rules.model import TS, Window
 from iscp_dagster.sources.delta_log import one_line, open_log
 from iscp_dagster.sources.storage import local_path, provider_of, storage_options_from_env
 
@@ -103,6 +103,23 @@ def estimate_rows(uri: str) -> int | None:
             return None
         counts = actions.column("num_records").to_pylist()
     return None if None in counts else sum(counts)
+
+
+def bytes_to_read(uri: str, window: Window, *, snapshot: bool) -> int | None:
+    """Add up the files that a reader of a window opens, as the table's log tells.
+
+    A reader of some columns reads less of them. None where the log no longer tells.
+    """
+    start, end = window.start.version, window.end.version
+    if snapshot:
+        with _errors_of(uri):
+            table = _open(uri)
+            table.load_as_version(end)
+            return sum(table.get_add_actions(flatten=True).column("size_bytes").to_pylist())
+    read = open_log(uri, {}).read(start + 1, end - start, None)
+    if len(read) < end - start:
+        return None
+    return sum(one.commit.bytes for one in read if one.commit.data_change)
 
 
 def type_text(delta_type: str | dict[str, Any]) -> str:

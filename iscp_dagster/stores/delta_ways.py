@@ -34,6 +34,9 @@ _WRITABLE = frozenset(
 )
 
 
+Keys = Sequence[tuple[str | None, ...]]
+
+
 class Way(StrEnum):
     """How a window is applied."""
 
@@ -57,6 +60,8 @@ class Batch:
     """How many of them are not gone."""
     fine: bool = False
     """Whether readers look for a few values of `order`."""
+    keys: Keys | None = None
+    """The keys as text, where they have been looked at already."""
 
     @property
     def names(self) -> list[str]:
@@ -94,10 +99,14 @@ def keys_predicate(batch: Batch) -> str | None:
     types = {name: batch.rows.schema[name].dataType.simpleString() for name in batch.key}
     if any(t not in _WRITABLE and not t.startswith("decimal") for t in types.values()):
         return None
-    texts = batch.rows.select(*(column(name).cast("string") for name in batch.key)).collect()
-    if any(value is None for row in texts for value in row):
+    keys = batch.keys
+    if keys is None:
+        found = batch.rows.select(*(column(name).cast("string") for name in batch.key))
+        keys = [tuple(row) for row in found.collect()]
+    known = [tuple(text for text in key if text is not None) for key in keys]
+    if any(len(key) < len(types) for key in known):
         return None
-    return _condition([tuple(row) for row in texts], types)
+    return _condition(known, types)
 
 
 def _condition(keys: Sequence[tuple[str, ...]], types: Mapping[str, str]) -> str:

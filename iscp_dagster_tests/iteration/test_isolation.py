@@ -72,11 +72,12 @@ def test_one_that_fails_for_good_stops_and_says_so(works: Works, monkeypatch: py
     it_catches_up_alone_and_rejoins(works, "copy")
 
 
+@pytest.mark.parametrize("point", ["before_prepare", "before_apply"])
 def test_one_that_hangs_is_given_up_and_can_do_no_harm_when_it_wakes_up(
-    works: Works, two_seconds: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    works: Works, two_seconds: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, point: str
 ):
     two_seconds("look")
-    monkeypatch.setenv("ISCP_FAULT", "pause@before_apply:look")
+    monkeypatch.setenv("ISCP_FAULT", f"pause@{point}:look")
     told = three_advance_without(works, "look")
     assert "did not finish its window within 0:00:02" in told
     assert "(code 40, tries again at " in told

@@ -65,6 +65,7 @@ def test_three_consumers_read_as_many_bytes_of_the_source_as_one(
     assert works.versions(*DELTA, twin) == [head] * 4
     once, together = (bytes_read(spark, f"iscp-{one.run_id}") for one in (alone, shared))
     assert once > min(sizes)
+    assert works.house.log.iterations.list(limit=1)[0].bytes_scanned in sizes
     assert together == once
     fanned = {tag for job in spark_jobs(spark) for tag in job.tags if shared.run_id in tag}
     assert len(fanned) == 1 + len(DELTA)
