@@ -32,7 +32,7 @@ dev: .venv/.runtime ## Start Spark and Dagster, while the demo's table keeps cha
 	@$(BIN)/iscp dev --live
 
 test: .venv/.dev ## Install and run all tests
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 fast: .venv/.dev ## Run the tests that need neither Spark nor Dagster processes
 	@$(BIN)/python -m pytest -m "not spark and not dagster"
