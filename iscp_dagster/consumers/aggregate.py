@@ -105,7 +105,7 @@ class Aggregate(DeltaConsumer):
         relevant = changes.net.where(grouping.touched())
         skipped = changes.rows_net - relevant.count()
         if skipped == changes.rows_net:
-            self.index.advance(self.session, window, standing.rows)
+            self.index.advance(self.session, window, standing)
             return AppliedCounts(0, 0), skipped
         state = self._state(standing)
         moved = grouping.moved(relevant, state).persist()

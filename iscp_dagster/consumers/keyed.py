@@ -104,7 +104,7 @@ class KeyedCopy(DeltaConsumer):
             ).collect()[0]
         skipped = changes.rows_net - changed
         if changed == 0:
-            self.index.advance(self.session, window, standing.rows)
+            self.index.advance(self.session, window, standing)
             return AppliedCounts(0, 0), skipped
         key, rest = self.build["key"], self.build["columns"]
         rows = relevant.select(

@@ -148,11 +148,20 @@ def test_a_snapshot_replaces_everything_in_one_commit(
 def test_an_empty_window_moves_only_the_watermark(
     spark: SparkSession, session: SparkSession, index: DeltaIndex
 ) -> None:
-    index.advance(session, window(5, 6), 1)
+    before = index.standing()
+    assert before is not None
+    for version in range(5, 16):  # far enough for a checkpoint
+        standing = index.standing()
+        assert standing is not None
+        index.advance(session, window(version, version + 1), standing)
+    apply(session, index, window(16, 20), {2: "twenty"})
     standing = index.standing()
     assert standing is not None
-    assert (standing.watermark, standing.rows) == (ts(6), 1)
-    assert content(spark, index) == {1: "five"}
+    assert (standing.watermark, standing.rows, standing.broken) == (ts(20), 2, False)
+    assert content(spark, index) == {1: "five", 2: "twenty"}
+    assert list((Path(index.uri) / "_delta_log").glob("*.checkpoint.parquet"))
+    with pytest.raises(IndexContended):
+        index.advance(session, window(5, 30), before)
 
 
 def test_of_two_writers_at_once_one_loses(
