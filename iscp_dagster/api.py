@@ -14,13 +14,13 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.errors import IscpError, UsageError
 from iscp_dagster.joblog import JobLog
+from iscp_dagster.joblog.log import opened
 from iscp_dagster.joblog.rows import UnreadableRow
 from iscp_dagster.rules.model import (
     DEFAULT_ACCOUNT,
@@ -77,27 +77,27 @@ def add_table(
             f"uri: the change data feed of {uri} is off",
             cure="say --enable-cdf, or set the table property delta.enableChangeDataFeed=true",
         )
-    with _opened(log) as opened:
+    with opened(log) as held:
         # The log first: a name that is taken leaves the table as it was.
-        added = opened.tables.add(key, uri=uri, pk=pk, delta_id=facts.delta_id, now=_now())
+        added = held.tables.add(key, uri=uri, pk=pk, delta_id=facts.delta_id, now=_now())
         if not facts.change_feed:
-            _enable_or_forget(opened, key, uri, added)
+            _enable_or_forget(held, key, uri, added)
         return added
 
 
 def drop_table(table: str, *, account: str = DEFAULT_ACCOUNT, log: JobLog | None = None) -> bool:
     """Forget a table; its data stays where it is. False when it is unknown."""
     key = TableKey.parse(table, account)
-    with _opened(log) as opened:
-        return opened.tables.drop(key, _now())
+    with opened(log) as held:
+        return held.tables.drop(key, _now())
 
 
 def get_tables(*, account: str | None = None, log: JobLog | None = None) -> list[Table]:
     """Return the recorded tables."""
     if account is not None:
         check_name("account", account)
-    with _opened(log) as opened:
-        return opened.tables.list(account)
+    with opened(log) as held:
+        return held.tables.list(account)
 
 
 def register_job(
@@ -118,9 +118,9 @@ def register_job(
     """
     key = TableKey.parse(table, account).job(job)
     checked = spec if isinstance(spec, JobSpec) else parse_spec(dict(spec))
-    with _opened(log) as opened:
-        _check_against_table(checked, opened.tables.get(key.table_key))
-        return opened.jobs.register(key, checked, _now())
+    with opened(log) as held:
+        _check_against_table(checked, held.tables.get(key.table_key))
+        return held.jobs.register(key, checked, _now())
 
 
 def unregister_job(
@@ -132,8 +132,8 @@ def unregister_job(
         True, or False when no such job is alive.
     """
     key = TableKey.parse(table, account).job(job)
-    with _opened(log) as opened:
-        return opened.jobs.unregister(key, _now())
+    with opened(log) as held:
+        return held.jobs.unregister(key, _now())
 
 
 def update_job_spec(
@@ -157,10 +157,10 @@ def update_job_spec(
         log: The log, where one is open already.
     """
     key = TableKey.parse(table, account).job(job)
-    with _opened(log) as opened:
+    with opened(log) as held:
         # What is built is fixed: the table need not be asked, nor even be there.
-        _check_trigger(merge_spec(opened.jobs.get(key).spec, dict(patch)))
-        return opened.jobs.update_spec(key, patch, interrupt=interrupt)
+        _check_trigger(merge_spec(held.jobs.get(key).spec, dict(patch)))
+        return held.jobs.update_spec(key, patch, interrupt=interrupt)
 
 
 def get_job_status(
@@ -175,8 +175,8 @@ def get_job(
 ) -> Job:
     """Return a live job."""
     key = TableKey.parse(table, account).job(job)
-    with _opened(log) as opened:
-        return opened.jobs.get(key)
+    with opened(log) as held:
+        return held.jobs.get(key)
 
 
 def get_jobs(
@@ -191,8 +191,8 @@ def get_jobs(
         check_name("account", account)
     wanted = None if state is None else _state(state)
     key = None if table is None else TableKey.parse(table, account or DEFAULT_ACCOUNT)
-    with _opened(log) as opened:
-        return opened.jobs.list(state=wanted, account=account, table=key)
+    with opened(log) as held:
+        return held.jobs.list(state=wanted, account=account, table=key)
 
 
 def pause_job(
@@ -200,8 +200,8 @@ def pause_job(
 ) -> bool:
     """Start no more iterations of a job; False when it is paused already."""
     key = TableKey.parse(table, account).job(job)
-    with _opened(log) as opened:
-        return opened.jobs.pause(key, _now())
+    with opened(log) as held:
+        return held.jobs.pause(key, _now())
 
 
 def resume_job(
@@ -209,8 +209,8 @@ def resume_job(
 ) -> bool:
     """Let a paused job go on from its watermark; False when it is not paused."""
     key = TableKey.parse(table, account).job(job)
-    with _opened(log) as opened:
-        return opened.jobs.resume(key)
+    with opened(log) as held:
+        return held.jobs.resume(key)
 
 
 def repair_job(
@@ -218,8 +218,8 @@ def repair_job(
 ) -> bool:
     """Clear a job's error and its wait; it goes on from its watermark. False if it has none."""
     key = TableKey.parse(table, account).job(job)
-    with _opened(log) as opened:
-        return opened.jobs.repair(key)
+    with opened(log) as held:
+        return held.jobs.repair(key)
 
 
 def optimize_job(
@@ -310,15 +310,6 @@ def _state(state: JobState | str) -> JobState:
         raise UsageError(
             f"state: {state!r} is unknown", cure=f"known: {', '.join(JobState)}"
         ) from error
-
-
-@contextmanager
-def _opened(log: JobLog | None) -> Iterator[JobLog]:
-    if log is not None:
-        yield log
-        return
-    with JobLog.open(Settings.from_env()) as opened:
-        yield opened
 
 
 def _now() -> datetime:

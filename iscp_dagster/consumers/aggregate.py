@@ -108,18 +108,22 @@ class Aggregate(DeltaConsumer):
             self.index.advance(self.session, window, standing)
             return AppliedCounts(0, 0), skipped
         state = self._state(standing)
-        moved = grouping.moved(relevant, state).persist()
+        kept = [grouping.moved(relevant, state).persist()]
         try:
+            moved = kept[0]
             tally = grouping.tally(moved)
             rows = grouping.settled(moved)
             if tally.stale:
-                again = grouping.again(moved, changes.table_at_end, state.schema)
+                # The way in reads its rows more than once; the table is read once for them.
+                again = grouping.again(moved, changes.table_at_end, state.schema).persist()
+                kept.append(again)
                 rows = rows.unionByName(again)
             by = grouping.group_by
             batch = Batch(rows, by, by, tally.groups, tally.groups - tally.empty)
             self.index.apply(self.session, batch, window, standing)
         finally:
-            moved.unpersist()
+            for frame in kept:
+                frame.unpersist()
         return AppliedCounts(batch.upserts, tally.emptied), skipped
 
     def _state(self, standing: Standing) -> DataFrame:

@@ -103,27 +103,27 @@ class IterationRun:
     def _consume(self, claim: Claim) -> tuple[_Scan, list[MemberResult]]:
         """Scan once and fan out; an error of the scan is every member's error."""
         done = [_already_there(claimed) for claimed in claim.held if claimed.done]
-        todo = [claimed for claimed in claim.held if not claimed.done]
-        if not todo:
+        waiting = [claimed for claimed in claim.held if not claimed.done]
+        if not waiting:
             return _Scan(IterationKind.NO_OP), done
         started = time.monotonic()
         try:
-            scan, results = self._scan_and_fan_out(claim, todo)
+            scan, results = self._scan_and_fan_out(claim, waiting)
         except Exception as raised:  # noqa: BLE001 - whatever ends the scan is every member's result
             error = IterationCanceled() if self._canceled else raised
             seconds = time.monotonic() - started
-            failed = [MemberResult(one.job, None, error, seconds) for one in todo]
+            failed = [MemberResult(one.job, None, error, seconds) for one in waiting]
             return _Scan(seconds=seconds), done + failed
         return scan, done + results
 
     def _scan_and_fan_out(
-        self, claim: Claim, todo: Sequence[Claimed]
+        self, claim: Claim, waiting: Sequence[Claimed]
     ) -> tuple[_Scan, list[MemberResult]]:
         spark = self._spark = self._tools.spark()
         self._stop_if_canceled()
         started = time.monotonic()
         with ExitStack() as stack, tagged(spark, self._tag):
-            members, broken = self._prepare(claim, todo, spark, stack)
+            members, broken = self._prepare(claim, waiting, spark, stack)
             if not members:
                 return _Scan(), broken
             wanted = sorted({name for member in members for name in member.consumer.columns})
@@ -151,12 +151,12 @@ class IterationRun:
         return scan, broken + results
 
     def _prepare(
-        self, claim: Claim, todo: Sequence[Claimed], spark: SparkSession, stack: ExitStack
+        self, claim: Claim, waiting: Sequence[Claimed], spark: SparkSession, stack: ExitStack
     ) -> tuple[list[Member], list[MemberResult]]:
         """Make the consumers ready; one that can't start, or hangs, leaves the others be."""
         facts = _facts_of(claim.table)
         members = []
-        for claimed in todo:
+        for claimed in waiting:
             consumer = type(claimed.consumer)(claimed.consumer.place, spark)
             stack.callback(consumer.close)
             window = Window(claimed.stands_at, claim.window.end)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from iscp_dagster.joblog.database import Database
 from iscp_dagster.joblog.iterations import Iterations
 from iscp_dagster.joblog.jobs import Jobs
@@ -32,3 +35,13 @@ class JobLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def opened(log: JobLog | None) -> Iterator[JobLog]:
+    """Lend a log that is at hand, or open the environment's for as long as it takes."""
+    if log is not None:
+        yield log
+        return
+    with JobLog.open(Settings.from_env()) as own:
+        yield own

@@ -5,13 +5,13 @@ The log only tells where the index is. Where it stands, and what it holds, the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from iscp_dagster.errors import IndexDropped, UnknownJob, UsageError
 from iscp_dagster.joblog import JobLog
+from iscp_dagster.joblog.log import opened
 from iscp_dagster.rules.model import DEFAULT_ACCOUNT, TS, JobKey, JobState, TableKey
 from iscp_dagster.search.ask import Index, Question, ask, why
 from iscp_dagster.search.result import SearchResult
@@ -69,8 +69,8 @@ def search(
         raise UsageError(f"k: {k} is not above 0")
     names = _names(job)
     of = TableKey.parse(table, account)
-    with _opened(log) as opened:
-        indexes = [_look_up(opened, of.job(name)) for name in names]
+    with opened(log) as held:
+        indexes = [_look_up(held, of.job(name)) for name in names]
     question = Question(query, vector, k, where, columns, fresh)
     if len(indexes) == 1:
         answer = ask(indexes[0], question)
@@ -127,12 +127,3 @@ def _lag(index: Index, watermark: TS) -> float | None:
 
     at = replace(index.job, watermark=watermark)
     return lag_seconds([at], {index.table.table_id: index.table}, datetime.now(UTC))[at.job_id]
-
-
-@contextmanager
-def _opened(log: JobLog | None) -> Iterator[JobLog]:
-    if log is not None:
-        yield log
-        return
-    with JobLog.open(Settings.from_env()) as opened:
-        yield opened
