@@ -24,7 +24,7 @@ from iscp_dagster.consumers.base import (
     unquote,
 )
 from iscp_dagster.consumers.delta import Build, DeltaConsumer
-from iscp_dagster.consumers.measures import Grouping, Measure
+from iscp_dagster.consumers.measures import Grouping, Measure, Tally
 from iscp_dagster.errors import UsageError
 from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
@@ -32,6 +32,7 @@ from iscp_dagster.stores.delta_index import AppliedCounts, Standing, laid_out
 from iscp_dagster.stores.delta_ways import Batch
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from iscp_dagster.sources.changes import Changes
@@ -103,33 +104,53 @@ class Aggregate(DeltaConsumer):
         """Work out the new state of the groups that rows joined or left, and apply it."""
         grouping = Grouping.of(self.build)
         relevant = changes.net.where(grouping.touched())
+        moved = grouping.moved(relevant, self.index.rows_at(self.session, standing))
+        if self.index.may_be_direct(standing, changes.rows_net, changes.text_bytes):
+            return self._apply_few(changes, window, standing, moved)
         skipped = changes.rows_net - relevant.count()
         if skipped == changes.rows_net:
             self.index.advance(self.session, window, standing)
             return AppliedCounts(0, 0), skipped
-        state = self._state(standing)
-        kept = [grouping.moved(relevant, state).persist()]
+        kept = [moved.persist()]
         try:
-            moved = kept[0]
             tally = grouping.tally(moved)
             rows = grouping.settled(moved)
             if tally.stale:
                 # The way in reads its rows more than once; the table is read once for them.
-                again = grouping.again(moved, changes.table_at_end, state.schema).persist()
-                kept.append(again)
-                rows = rows.unionByName(again)
-            by = grouping.group_by
-            batch = Batch(rows, by, by, tally.groups, tally.groups - tally.empty)
-            self.index.apply(self.session, batch, window, standing)
+                kept.append(grouping.again(moved, changes.table_at_end).persist())
+                rows = rows.unionByName(kept[-1])
+            self.index.apply(self.session, self._batch(rows, tally), window, standing)
         finally:
             for frame in kept:
                 frame.unpersist()
+        return AppliedCounts(tally.groups - tally.empty, tally.emptied), skipped
+
+    def _apply_few(
+        self, changes: Changes, window: Window, standing: Standing, moved: DataFrame
+    ) -> tuple[AppliedCounts, int]:
+        """Do the same with one query, or two where groups are stale; the rest without Spark."""
+        import pyarrow as pa
+
+        grouping = Grouping.of(self.build)
+        found = moved.toArrow()
+        tally = grouping.tally_of(found)
+        skipped = changes.rows_net - tally.rows
+        if not tally.groups:
+            self.index.advance(self.session, window, standing)
+            return AppliedCounts(0, 0), skipped
+        rows, fetched = grouping.settled(moved), grouping.settled_of(found)
+        if tally.stale:
+            again = grouping.again(moved, changes.table_at_end)
+            rows = rows.unionByName(again)
+            fetched = pa.concat_tables([fetched, again.toArrow().cast(fetched.schema)])
+        batch = self._batch(rows, tally, fetched)
+        self.index.apply(self.session, batch, window, standing)
         return AppliedCounts(batch.upserts, tally.emptied), skipped
 
-    def _state(self, standing: Standing) -> DataFrame:
-        """The index at the version that was looked at: nobody else's commit can get in."""
-        reader = self.session.read.format("delta").option("versionAsOf", standing.version)
-        return reader.load(self.place.uri)
+    def _batch(self, rows: DataFrame, tally: Tally, fetched: pa.Table | None = None) -> Batch:
+        by = Grouping.of(self.build).group_by
+        upserts = tally.groups - tally.empty
+        return Batch(rows, by, by, tally.groups, upserts, fetched=fetched)
 
 
 def _measure(text: str, facts: SourceFacts) -> tuple[Measure, ColumnFacts | None]:

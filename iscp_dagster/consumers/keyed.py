@@ -7,6 +7,7 @@ is *skipped*: it costs the index nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from iscp_dagster.consumers.base import (
@@ -23,12 +24,29 @@ from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.spark.sql import columns
 from iscp_dagster.stores.delta_index import AppliedCounts, Standing, laid_out
-from iscp_dagster.stores.delta_ways import GONE, MOST_PATCHED, Batch, Keys
+from iscp_dagster.stores.delta_ways import GONE, MOST_PATCHED, Batch, Keys, is_plain
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from iscp_dagster.sources.changes import Changes
+
+
+_WAS = "_iscp_was"
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What the rows that matter to an index are."""
+
+    changed: int
+    upserts: int
+    """Those that are in the index afterwards."""
+    deleted: int
+    """Those that are not, and were."""
+    keys: Keys | None = None
+    fetched: pa.Table | None = None
 
 
 class KeyedCopy(DeltaConsumer):
@@ -90,32 +108,64 @@ class KeyedCopy(DeltaConsumer):
         from pyspark.sql import functions as fn
 
         relevant = changes.net.where(self._matters())
-        was, is_in = self._belongs("before"), self._belongs("after")
-        keys: Keys | None = None
-        if changes.rows_net <= MOST_PATCHED:
-            # So few that their keys are wanted, too: one look instead of two.
-            found = relevant.select(*self._key_texts(), was, is_in).collect()
-            keys = [tuple(row[:-2]) for row in found]
-            changed, upserts = len(found), sum(row[-1] for row in found)
-            deleted = sum(row[-2] and not row[-1] for row in found)
-        else:
-            changed, upserts, deleted = relevant.agg(
-                fn.count("*"), fn.count_if(is_in), fn.count_if(was & ~is_in)
-            ).collect()[0]
-        skipped = changes.rows_net - changed
-        if changed == 0:
-            self.index.advance(self.session, window, standing)
-            return AppliedCounts(0, 0), skipped
         key, rest = self.build["key"], self.build["columns"]
-        rows = relevant.select(
+        picked = [
             *(fn.col("key").getField(name).alias(name) for name in key),
             *(fn.col("after").getField(name).alias(name) for name in rest if name not in key),
-            (~is_in).alias(GONE),
+            (~self._belongs("after")).alias(GONE),
+        ]
+        look = self._look(changes, standing, relevant, picked)
+        skipped = changes.rows_net - look.changed
+        if look.changed == 0:
+            self.index.advance(self.session, window, standing)
+            return AppliedCounts(0, 0), skipped
+        batch = Batch(
+            rows=relevant.select(*picked),
+            key=tuple(key),
+            order=tuple(self.stats_columns(self.build)),
+            changed=look.changed,
+            upserts=look.upserts,
+            fine=bool(self.build["by"]),
+            keys=look.keys,
+            fetched=look.fetched,
         )
-        order, fine = tuple(self.stats_columns(self.build)), bool(self.build["by"])
-        batch = Batch(rows, tuple(key), order, changed, upserts, fine, keys)
         self.index.apply(self.session, batch, window, standing)
-        return AppliedCounts(upserts, deleted), skipped
+        return AppliedCounts(look.upserts, look.deleted), skipped
+
+    def _look(
+        self, changes: Changes, standing: Standing, relevant: DataFrame, picked: Sequence[Column]
+    ) -> _Look:
+        """Count the rows that matter; where they are few, the same query brings them or their keys.
+
+        Args:
+            changes: What they are part of.
+            standing: Where the index stands.
+            relevant: The rows that matter.
+            picked: What the index wants of them.
+        """
+        from pyspark.sql import functions as fn
+
+        was, is_in = self._belongs("before"), self._belongs("after")
+        plain = all(is_plain(self.build["source"][name]) for name in self.build["columns"])
+        if plain and self.index.may_be_direct(standing, changes.rows_net, changes.text_bytes):
+            rows = relevant.select(*picked, was.alias(_WAS)).toArrow()
+            gone, was_in = (rows.column(name).to_numpy() for name in (GONE, _WAS))
+            return _Look(
+                rows.num_rows,
+                upserts=rows.num_rows - int(gone.sum()),
+                deleted=int((gone & was_in).sum()),
+                fetched=rows.drop_columns(_WAS),
+            )
+        if changes.rows_net <= MOST_PATCHED:
+            found = relevant.select(*self._key_texts(), was, is_in).collect()
+            return _Look(
+                len(found),
+                upserts=sum(row[-1] for row in found),
+                deleted=sum(row[-2] and not row[-1] for row in found),
+                keys=[tuple(row[:-2]) for row in found],
+            )
+        counts = relevant.agg(fn.count("*"), fn.count_if(is_in), fn.count_if(was & ~is_in))
+        return _Look(*counts.collect()[0])
 
     def _key_texts(self) -> list[Column]:
         from pyspark.sql import functions as fn

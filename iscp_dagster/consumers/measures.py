@@ -17,6 +17,7 @@ from iscp_dagster.spark.sql import column
 from iscp_dagster.stores.delta_ways import GONE
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
@@ -46,6 +47,8 @@ class Tally:
     emptied: int
     """Those of them that had rows at its start."""
     stale: int
+    rows: int
+    """The changed rows that joined or left one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class Grouping:
         parts = self._part(net, "before", -1).unionAll(self._part(net, "after", 1))
         groups = [f"g{i}" for i in range(len(self.group_by))]
         joins, leaves = fn.col("sign") > 0, fn.col("sign") < 0
-        deltas = [fn.sum("sign").alias("d_rows")]
+        deltas = [fn.sum("sign").alias("d_rows"), fn.sum("counts").alias("counts")]
         for i in range(len(self.measured)):
             value = fn.col(f"c{i}")
             inward, outward = fn.when(joins, value), fn.when(leaves, value)
@@ -173,8 +176,21 @@ class Grouping:
             fn.count_if(gone),
             fn.count_if(gone & fn.col("existed")),
             fn.count_if(fn.col("stale")),
+            fn.sum("counts"),
         )
         return Tally(*counts.collect()[0])
+
+    def tally_of(self, moved: pa.Table) -> Tally:
+        """Count the groups that moved, where they are here already."""
+        columns = (moved.column(name).to_numpy() for name in (GONE, "existed", "stale", "counts"))
+        gone, existed, stale, counts = columns
+        return Tally(
+            groups=moved.num_rows,
+            empty=int(gone.sum()),
+            emptied=int((gone & existed).sum()),
+            stale=int(stale.sum()),
+            rows=int(counts.sum()),
+        )
 
     def settled(self, moved: DataFrame) -> DataFrame:
         """Return the new states that the changes alone tell, as rows to apply."""
@@ -183,9 +199,14 @@ class Grouping:
         names = [column(name) for name in self.index_columns]
         return moved.where(~fn.col("stale")).select(*names, GONE)
 
-    def again(
-        self, moved: DataFrame, table_at_end: Callable[[], DataFrame], schema: StructType
-    ) -> DataFrame:
+    def settled_of(self, moved: pa.Table) -> pa.Table:
+        """Return the same, where the states are here already."""
+        import pyarrow as pa
+
+        kept = moved.filter(pa.array(~moved.column("stale").to_numpy()))
+        return kept.select([*self.index_columns, GONE])
+
+    def again(self, moved: DataFrame, table_at_end: Callable[[], DataFrame]) -> DataFrame:
         """Compute the stale groups again, as rows to apply."""
         from pyspark.sql import functions as fn
 
@@ -196,7 +217,7 @@ class Grouping:
         rows = table_at_end().join(fn.broadcast(stale), reduce(and_, match), "left_semi")
         groups = self.compute(rows)
         return groups.select(
-            *(column(f.name).cast(f.dataType).alias(f.name) for f in schema.fields),
+            *(column(n).cast(moved.schema[n].dataType).alias(n) for n in self.index_columns),
             fn.lit(False).alias(GONE),
         )
 
@@ -206,9 +227,12 @@ class Grouping:
 
         fields = [(f"g{i}", n) for i, n in enumerate(self.group_by)]
         fields += [(f"c{i}", n) for i, n in enumerate(self.measured)]
+        # A row that was in a group and is in one is in both parts, and counts once.
+        counts = fn.lit(True) if sign < 0 else ~self._belongs("before")
         return net.where(self._belongs(image)).select(
             *(fn.col(image).getField(name).alias(alias) for alias, name in fields),
             fn.lit(sign).cast("bigint").alias("sign"),
+            counts.cast("bigint").alias("counts"),
         )
 
     def _new_state(self, joined: DataFrame, groups: Sequence[str], schema: StructType) -> DataFrame:
@@ -239,6 +263,7 @@ class Grouping:
             (rows == 0).alias(GONE),
             old.isNotNull().alias("existed"),
             ((rows != 0) & reduce(or_, stale)).alias("stale"),
+            "counts",
         )
 
     def _measure(

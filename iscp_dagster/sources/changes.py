@@ -18,7 +18,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, NoReturn
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from iscp_dagster.errors import (
     HistoryLost,
@@ -30,7 +32,7 @@ from iscp_dagster.rules.model import Table, Window
 from iscp_dagster.spark.sql import columns, has_condition, one_line, spark_errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 VERSION = "_ts"
 """The column that tells at which version a row changed."""
@@ -84,6 +86,8 @@ class Changes:
     """Rows read from the table: rows of a snapshot, or entries of the change feed."""
     rows_net: int
     """Rows left for the consumers: keys that changed."""
+    text_bytes: int
+    """Bytes of the texts in the rows of a tail at its end; what else there is, is small."""
     spark: SparkSession
     view: str
 
@@ -236,7 +240,7 @@ def _snapshot(
     except spark_errors() as error:
         rows.unpersist()
         _raise_known(error, table, window)
-    return _changes(ChangeKind.SNAPSHOT, window, table, names, (count, count), spark), rows
+    return _changes(ChangeKind.SNAPSHOT, window, table, names, (count, count, 0), spark), rows
 
 
 def _tail(
@@ -254,7 +258,8 @@ def _tail(
             .load(table.uri)
         )
         net = _persist(net_effect(feed, table.pk, names))
-        totals = net.agg(fn.count("*"), fn.coalesce(fn.sum("entries"), fn.lit(0))).collect()
+        sums = (fn.sum("entries"), fn.sum(_text_size(net, names)))
+        totals = net.agg(fn.count("*"), *(fn.coalesce(s, fn.lit(0)) for s in sums)).collect()[0]
     except spark_errors() as error:
         if net is not None:
             net.unpersist()
@@ -262,7 +267,8 @@ def _tail(
         if has_condition(error, _CHANGES_GONE) or any(sign in text for sign in _START_GONE):
             raise HistoryLost(f"{table.key}: {window} is lost ({one_line(error)})") from error
         _raise_known(error, table, window)
-    return _changes(ChangeKind.TAIL, window, table, names, (totals[0][1], totals[0][0]), spark), net
+    counts = (totals[1], totals[0], totals[2])
+    return _changes(ChangeKind.TAIL, window, table, names, counts, spark), net
 
 
 def net_effect(feed: DataFrame, pk: Sequence[str], names: Sequence[str]) -> DataFrame:
@@ -293,6 +299,20 @@ def net_effect(feed: DataFrame, pk: Sequence[str], names: Sequence[str]) -> Data
     )
 
 
+def _text_size(net: DataFrame, names: Sequence[str]) -> Column:
+    """The bytes of the texts in a row's last image."""
+    from pyspark.sql import functions as fn
+
+    image: Any = net.schema["after"].dataType
+    after = fn.col("after")
+    sizes = [
+        fn.coalesce(fn.octet_length(after.getField(name)), fn.lit(0)).cast("bigint")
+        for name in names
+        if image[name].dataType.typeName() in ("string", "binary")
+    ]
+    return reduce(add, sizes, fn.lit(0).cast("bigint"))
+
+
 def _persist(rows: DataFrame) -> DataFrame:
     from pyspark import StorageLevel
 
@@ -304,7 +324,7 @@ def _changes(
     window: Window,
     table: Table,
     names: tuple[str, ...],
-    counts: tuple[int, int],
+    counts: tuple[int, int, int],
     spark: SparkSession,
 ) -> Changes:
     return Changes(
@@ -314,6 +334,7 @@ def _changes(
         columns=names,
         rows_scanned=int(counts[0]),
         rows_net=int(counts[1]),
+        text_bytes=int(counts[2]),
         spark=spark,
         view=f"iscp_changes_{uuid.uuid4().hex}",
     )

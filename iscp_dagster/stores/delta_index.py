@@ -38,17 +38,23 @@ from iscp_dagster.spark.sql import (
     spark_errors,
 )
 from iscp_dagster.stores.delta_ways import (
+    GONE,
+    SMALL_INDEX,
     Batch,
     Way,
     choose_way,
+    is_for_spark,
     keys_predicate,
+    may_be_direct,
     merge_statement,
     without_keys,
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql.types import StructType
 
 ROWS_PER_FILE = 100_000
 FINE_FILES = 16
@@ -58,7 +64,6 @@ ROWS_IN_FINE_FILE = 2_000
 _SOURCE = "iscp_source"
 _BUILD = "iscp.build"
 _LOOK_BACK = 64
-_CHECKPOINT_EVERY = 10  # Delta's own default
 _TXN_APP = "spark.databricks.delta.write.txnAppId"
 _TXN_VERSION = "spark.databricks.delta.write.txnVersion"
 _USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
@@ -182,6 +187,8 @@ class DeltaIndex:
             window: Its end becomes the watermark.
             standing: Where the index stood when the batch was made.
         """
+        if batch.fetched is not None and self._direct(batch, batch.fetched, window, standing):
+            return Way.DIRECT
         way = choose_way(batch.changed, standing.rows)
         predicate = keys_predicate(batch) if way is Way.PATCH else None
         with _conflicts(self.uri):
@@ -194,11 +201,46 @@ class DeltaIndex:
                 self._merge(session, batch, window, standing)
         return way
 
+    def rows_at(self, session: SparkSession, standing: Standing) -> DataFrame:
+        """Return the index as it stood: nobody else's commit can get in.
+
+        A small one is read here and handed to Spark, which takes longer to find its files.
+        """
+        if standing.rows is not None and standing.rows <= SMALL_INDEX:
+            from iscp_dagster.stores.delta_direct import read_rows
+
+            table = self._at(standing.version)
+            rows = read_rows(self.uri, table)
+            if rows is not None:
+                return session.createDataFrame(rows, schema=_spark_schema(table))
+        reader = session.read.format("delta").option("versionAsOf", standing.version)
+        return reader.load(self.uri)
+
+    def may_be_direct(self, standing: Standing, changed: int, size: int) -> bool:
+        """Whether the next commit may be made without Spark, once the rows are here."""
+        return may_be_direct(standing.version + 1, changed, size)
+
+    def _direct(self, batch: Batch, rows: pa.Table, window: Window, standing: Standing) -> bool:
+        """Apply a batch without Spark; False, and nothing has happened, where that can't be."""
+        import pyarrow as pa
+
+        from iscp_dagster.stores.delta_direct import Change, Commit, patch
+
+        table = self._at(standing.version)
+        recorded = table.transaction_version(self.app_id)
+        if recorded is not None and recorded >= window.end.version:
+            return True  # as with Spark's commits: a replay, or a late writer of an older window
+        stays = pa.array(~rows.column(GONE).to_numpy())
+        upserted = rows.filter(stays).select(batch.names)
+        mark = self._mark_text(window, "patch", rows=standing.rows, written=upserted.num_rows)
+        change = Change(upserted, rows.select(list(batch.key)), (*batch.order, *batch.key))
+        commit = Commit(self.app_id, window.end.version, mark)
+        return patch(self.uri, table, change, commit) is not None
+
     def _rewrite(
         self, session: SparkSession, batch: Batch, window: Window, standing: Standing
     ) -> None:
-        reader = session.read.format("delta").option("versionAsOf", standing.version)
-        kept = without_keys(reader.load(self.uri), batch)
+        kept = without_keys(self.rows_at(session, standing), batch)
         rows = laid_out(
             kept.unionByName(batch.upserted),
             batch.order,
@@ -226,7 +268,7 @@ class DeltaIndex:
         Mostly without Spark, whose part in a commit costs more than all the rest of such a window.
         Now and then it goes through Spark all the same, since that is who writes checkpoints.
         """
-        if (standing.version + 1) % _CHECKPOINT_EVERY == 0:
+        if is_for_spark(standing.version + 1):
             nothing = session.read.format("delta").load(self.uri).limit(0)
             with _conflicts(self.uri):
                 writer = self._writer(nothing, window, "tail", rows=standing.rows)
@@ -235,9 +277,7 @@ class DeltaIndex:
         from deltalake import CommitProperties, PostCommitHookProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
-        table = self._open(standing.version)
-        if table is None:
-            raise IndexContended(f"{self.uri}: the index went away")
+        table = self._at(standing.version)
         mark = self._mark_text(window, "tail", rows=standing.rows)
         try:
             table.create_write_transaction(
@@ -315,6 +355,12 @@ class DeltaIndex:
         except TableNotFoundError:
             return None
 
+    def _at(self, version: int) -> DeltaTable:
+        table = self._open(version)
+        if table is None:
+            raise IndexContended(f"{self.uri}: the index went away")
+        return table
+
     def _marks(self, table: DeltaTable) -> list[_Mark]:
         """The marks of the newest commits: mostly the last two are ours, and all that is needed."""
         marks: list[_Mark] = []
@@ -350,6 +396,14 @@ class _Mark:
 
     def follows(self, earlier: _Mark) -> bool:
         return self.kind == "snapshot" or self.start == earlier.end
+
+
+def _spark_schema(table: DeltaTable) -> StructType:
+    """The table's columns; what Delta notes beside them is not for others."""
+    from pyspark.sql.types import StructField, StructType
+
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    return StructType([StructField(field.name, field.dataType) for field in schema])
 
 
 def _has_stats(rows: DataFrame, name: str) -> bool:

@@ -1,9 +1,14 @@
-"""How a window gets into a Delta index: three ways to the same content, each in one commit.
+"""How a window gets into a Delta index: four ways to the same content, each in one commit.
 
-*Rewrite* writes the whole index anew, sorted: best while it is small, or where much of it changes.
-*Patch* marks the rows of the changed keys as deleted and appends the new ones; the keys go into the
-statement, so it is for few of them, and its cost hardly grows with the index. *Merge* is Delta's
-MERGE, for everything between: it joins the index with the changes twice.
+*Direct* marks the rows of the changed keys as deleted and appends the new ones without Spark, which
+has more to plan than to do for a few rows. The other three are Spark's. *Rewrite* writes the whole
+index anew, sorted: best while it is small, or where much of it changes.
+*Patch* does what direct does; the keys go into the statement, so it is for few of them, and its
+cost hardly grows with the index. *Merge* is Delta's MERGE, for everything between: it joins the
+index with the changes twice.
+
+Every tenth commit is Spark's: it writes the checkpoints, and gathers the small files of a small
+index into one.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from typing import TYPE_CHECKING
 from iscp_dagster.spark.sql import column, quote_identifier, quote_literal, quote_path_table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 GONE = "_iscp_gone"
@@ -26,7 +32,11 @@ SMALL_INDEX = 20_000
 SHARE_TO_REWRITE = 4
 """An index is also written anew when at least one in so many of its rows changes."""
 MOST_PATCHED = 10_000
-"""Keys that a statement may carry."""
+"""Keys that a statement may carry, and rows that are applied without Spark."""
+MOST_DIRECT_BYTES = 64_000_000
+"""The texts of rows that are applied without Spark."""
+SPARK_EVERY = 10
+"""Delta's own distance between checkpoints."""
 
 # Types whose values survive the way through text, and compare as plain equality does.
 _WRITABLE = frozenset(
@@ -34,12 +44,15 @@ _WRITABLE = frozenset(
 )
 
 
+_PLAIN = _WRITABLE | {"binary", "float", "double"}
+
 Keys = Sequence[tuple[str | None, ...]]
 
 
 class Way(StrEnum):
     """How a window is applied."""
 
+    DIRECT = "direct"
     REWRITE = "rewrite"
     PATCH = "patch"
     MERGE = "merge"
@@ -62,6 +75,8 @@ class Batch:
     """Whether readers look for a few values of `order`."""
     keys: Keys | None = None
     """The keys as text, where they have been looked at already."""
+    fetched: pa.Table | None = None
+    """The rows themselves, where they are here already."""
 
     @property
     def names(self) -> list[str]:
@@ -76,8 +91,23 @@ class Batch:
         return self.rows.where(~fn.col(GONE)).select(*(column(name) for name in self.names))
 
 
+def is_plain(type_: str) -> bool:
+    """Whether values of a type, as Spark writes it, have no parts."""
+    return type_ in _PLAIN or type_.startswith("decimal")
+
+
+def is_for_spark(version: int) -> bool:
+    """Whether a commit is one of those that Spark makes in any case."""
+    return version % SPARK_EVERY == 0
+
+
+def may_be_direct(version: int, changed: int, size: int) -> bool:
+    """Whether so many rows with texts of such a size may become that version without Spark."""
+    return not is_for_spark(version) and changed <= MOST_PATCHED and size <= MOST_DIRECT_BYTES
+
+
 def choose_way(changed: int, index_rows: int | None) -> Way:
-    """Return the cheapest way for a window; an index of unknown size is merged into."""
+    """Return the cheapest of Spark's ways; an index of unknown size is merged into."""
     if index_rows is not None and index_rows <= max(SMALL_INDEX, SHARE_TO_REWRITE * changed):
         return Way.REWRITE
     return Way.PATCH if changed <= MOST_PATCHED else Way.MERGE

@@ -57,7 +57,10 @@ def only_way(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = 10**9
     monkeypatch.setattr(delta_ways, "SMALL_INDEX", everything if way is Way.REWRITE else -1)
     monkeypatch.setattr(delta_ways, "SHARE_TO_REWRITE", -1)
-    monkeypatch.setattr(delta_ways, "MOST_PATCHED", everything if way is Way.PATCH else -1)
+    few = everything if way in (Way.PATCH, Way.DIRECT) else -1
+    monkeypatch.setattr(delta_ways, "MOST_PATCHED", few)
+    texts = everything if way is Way.DIRECT else -1
+    monkeypatch.setattr(delta_ways, "MOST_DIRECT_BYTES", texts)
 
 
 @pytest.fixture(params=list(Way))
@@ -70,9 +73,12 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
 def apply(
     session: SparkSession, index: DeltaIndex, span: Window, rows: dict[int, str], gone: bool = False
 ) -> Way:
-    batch = Batch(frame(session, rows, gone), ("id",), ("id",), len(rows), 0 if gone else len(rows))
     standing = index.standing()
     assert standing is not None
+    made = frame(session, rows, gone)
+    fetched = made.toArrow() if index.may_be_direct(standing, len(rows), 0) else None
+    upserts = 0 if gone else len(rows)
+    batch = Batch(made, ("id",), ("id",), len(rows), upserts, fetched=fetched)
     return index.apply(session, batch, span, Standing(standing.version, span.start, standing.rows))
 
 
