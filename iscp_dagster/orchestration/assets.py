@@ -19,7 +19,6 @@ from dagster import (
     BackfillPolicy,
     BetaWarning,
     DataVersion,
-    DynamicPartitionsDefinition,
     MaterializeResult,
     Nothing,
     ObserveResult,
@@ -38,8 +37,8 @@ from iscp_dagster.orchestration.names import (
     observe_name,
     op_name,
     output_name,
-    partitions_name,
 )
+from iscp_dagster.orchestration.partitions import Windows
 from iscp_dagster.orchestration.resources import IscpResource, SparkResource
 from iscp_dagster.rules.model import Job, Table, TableKey
 from iscp_dagster.stores.paths import index_uri
@@ -94,7 +93,7 @@ def index_assets(table: Table, jobs: Sequence[Job], warehouse: str) -> AssetsDef
         },
         deps=[AssetKey(table.key.asset_path)],
         can_subset=True,
-        partitions_def=DynamicPartitionsDefinition(name=partitions_name(table.key)),
+        partitions_def=Windows.of(table.key),
         backfill_policy=BackfillPolicy.multi_run(max_partitions_per_run=1),
     )
     def run(

@@ -18,7 +18,7 @@ from iscp_dagster.iteration.faults import reach
 from iscp_dagster.iteration.request import IterationReport, IterationRequest, JobReport, Tools
 from iscp_dagster.iteration.run import IterationRun
 from iscp_dagster.orchestration.metadata import materialization
-from iscp_dagster.orchestration.names import TAG_STARTED_BY
+from iscp_dagster.orchestration.names import TAG_STARTED_BY, partitions_name
 from iscp_dagster.orchestration.resources import IscpResource, SparkResource
 from iscp_dagster.rules.model import TableKey, Window
 from iscp_dagster.rules.outcome import classify
@@ -47,7 +47,11 @@ def iterate(
     try:
         report = _on_worker_thread(context, IterationRun(request, tools))
     except IscpError as error:
-        raise Failure(str(error), metadata={"iscp/error_code": error.code}) from error
+        # Its own stack tells nothing that the line does not; what caused it may.
+        told = Failure(str(error), metadata={"iscp/error_code": error.code})
+        raise told from error.__cause__
+    # One that was asked for by hand is a partition like any other, once it is accepted.
+    context.instance.add_dynamic_partitions(partitions_name(table), [context.partition_key])
     context.log.info(_told(report))
     for job in report.jobs:
         if job.result is not None:
@@ -74,13 +78,9 @@ def _request(context: AssetExecutionContext, table: TableKey) -> IterationReques
         raise Failure(
             "a run needs a window: choose a partition `<from_ts>_<to_ts>`, or run `iscp sync`"
         )
-    try:
-        window = Window.parse(context.partition_key)
-    except IscpError as error:
-        raise Failure(str(error)) from error
     return IterationRequest(
         table=table,
-        window=window,
+        window=Window.parse(context.partition_key),
         job_names=tuple(sorted(key.path[-1] for key in context.selected_asset_keys)),
         run_id=context.run.run_id,
     )

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
+from click import ClickException
 from dagster import DagsterRunStatus
 from deltalake import DeltaTable
 
+from iscp_dagster.orchestration.names import partitions_name
 from iscp_dagster.rules.model import TS, JobState, Window
 from iscp_dagster_tests.iteration.works import METADATA, Works, meanwhile
 
 pytestmark = pytest.mark.spark
+
+_DAGSTER = (sys.executable, "-m", "dagster")
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +91,50 @@ def test_a_window_that_the_table_never_had_is_refused_and_nothing_is_written(han
     assert state_of(hand) == before
 
 
-@pytest.mark.parametrize("key", ["yesterday", "0_0", "2026-11-18T05:49:00.123Z-9_0"])
-def test_what_is_no_window_is_refused_and_nothing_is_written(hand: Works, key: str):
+def test_a_window_that_nobody_planned_is_applied_and_a_partition_from_then_on(hand: Works):
+    start = hand.house.head("hand")
+    hand.house.commit("hand")
+    window = hand.house.window(start, hand.house.commit("hand"), "hand")
+    name = partitions_name(hand.house.job("hand", "look").key.table_key)
+    assert not hand.instance.has_dynamic_partition(name, window.partition_key)
+    run, told = hand.by_hand(window, "look", table="hand", known=False)
+    assert (run.status, told) == (DagsterRunStatus.SUCCESS, "")
+    assert hand.instance.has_dynamic_partition(name, window.partition_key)
+    assert hand.materializations("look", "hand")[0].partition == window.partition_key
+
+
+def test_an_empty_window_is_refused_and_nothing_is_written(hand: Works):
     before = state_of(hand)
-    run, told = hand.by_hand(key, "look", table="hand")
+    run, told = hand.by_hand("0_0", "look", table="hand", known=False)
     assert run.status is DagsterRunStatus.FAILURE
-    assert told.startswith(("window: ", "the window 0_0 "))
+    assert told.startswith("the window 0_0 ")
     assert "\n" not in told
     assert state_of(hand) == before
+
+
+@pytest.mark.parametrize("key", ["yesterday", "2026-11-18T05:49:00.123Z-9_0"])
+def test_what_is_no_window_is_refused_before_there_is_a_run(hand: Works, key: str):
+    before = state_of(hand)
+    with pytest.raises(ClickException, match=r"^window: ") as refused:
+        hand.by_hand(key, "look", table="hand", known=False)
+    assert "\n" not in refused.value.message
+    assert state_of(hand) == before
+
+
+def test_dagsters_own_command_refuses_what_is_no_window_in_one_line(hand: Works):
+    asked = ["-m", "iscp_dagster.definitions", "--select", "sys/shop/hand/look"]
+    done = subprocess.run(
+        [*_DAGSTER, "asset", "materialize", *asked, "--partition", "yesterday"],
+        env={**os.environ, "DAGSTER_HOME": str(hand.house.settings.home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        "Error: window: 'yesterday' is not a window; write <from_ts>_<to_ts>, as in the UI"
+    )
 
 
 def test_a_job_in_error_is_refused_with_its_error(hand: Works, monkeypatch: pytest.MonkeyPatch):
