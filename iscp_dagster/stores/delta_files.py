@@ -8,6 +8,7 @@ Spark.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,13 +38,13 @@ class LiveFile:
 
     @staticmethod
     def of(add: Mapping[str, Any]) -> LiveFile:
-        """Read an action; files elsewhere, in partitions or without statistics are not known."""
+        """Read an action; files elsewhere, in partitions or without a row count are not known."""
         path = str(add["path"])
         stats = json.loads(add.get("stats") or "{}")
         if "://" in path or path.startswith("/") or add.get("partitionValues"):
             raise NotKnown(f"file {path}")
-        if "numRecords" not in stats or '"tightBounds":' not in add["stats"]:
-            raise NotKnown(f"file {path} without statistics")
+        if "numRecords" not in stats:
+            raise NotKnown(f"file {path} without a row count")
         return LiveFile(add, stats)
 
     @property
@@ -98,13 +99,12 @@ class DeltaFiles:
 
     def open_parquet(self, path: str) -> ParquetFile:
         """Open a data file; timestamps of Spark's old type come as microseconds."""
-        import obstore
         from pyarrow.parquet import ParquetFile
 
         options: Any = {"coerce_int96_timestamp_unit": "us"}
         if self._local is not None:
             return ParquetFile(self._local / path, **options)
-        return ParquetFile(obstore.open_reader(self._store, path), pre_buffer=True, **options)
+        return ParquetFile(_RemoteFile(self._store, path), pre_buffer=True, **options)
 
     def write(self, path: str, content: bytes) -> None:
         """Write a new file."""
@@ -175,6 +175,42 @@ class DeltaFiles:
             return bytes(obstore.get(self._store, path).bytes())
         except (NotFoundError, FileNotFoundError):
             return None
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file in an object store, as Arrow wants it: read from anywhere, a request each time."""
+
+    def __init__(self, store: ObjectStore, path: str) -> None:
+        import obstore
+
+        super().__init__()
+        self._store, self._path = store, path
+        self._size = int(obstore.head(store, path)["size"])
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1, /) -> bytes:
+        import obstore
+
+        end = self._size if size < 0 else min(self._size, self._at + size)
+        if end <= self._at:
+            return b""
+        found = bytes(obstore.get_range(self._store, self._path, start=self._at, end=end))
+        self._at = end
+        return found
 
 
 def _commit_path(version: int) -> str:
