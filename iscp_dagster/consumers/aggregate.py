@@ -28,7 +28,8 @@ from iscp_dagster.consumers.measures import Grouping, Measure, Tally
 from iscp_dagster.errors import UsageError
 from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
-from iscp_dagster.stores.delta_index import AppliedCounts, Standing, laid_out
+from iscp_dagster.stores.delta_index import AppliedCounts, Standing
+from iscp_dagster.stores.delta_layout import laid_out
 from iscp_dagster.stores.delta_ways import Batch
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from iscp_dagster.rules.filters import Filter, parse_filter, render_spark
 from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.spark.sql import columns
-from iscp_dagster.stores.delta_index import AppliedCounts, Standing, laid_out
+from iscp_dagster.stores.delta_index import AppliedCounts, Standing
+from iscp_dagster.stores.delta_layout import laid_out
 from iscp_dagster.stores.delta_ways import GONE, MOST_PATCHED, Batch, Keys, is_plain
 
 if TYPE_CHECKING:

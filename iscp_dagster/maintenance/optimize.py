@@ -140,7 +140,8 @@ def _optimize_delta(job: Job, uri: str, tell: Tell) -> OptimizeReport:
     from deltalake.exceptions import CommitFailedError
 
     from iscp_dagster.search.engine import open_delta
-    from iscp_dagster.stores.delta_index import DeltaIndex, files_for
+    from iscp_dagster.stores.delta_index import DeltaIndex
+    from iscp_dagster.stores.delta_layout import files_for
 
     standing = DeltaIndex(uri, job.live_job_id).standing()
     if standing is None or standing.watermark.is_zero:

@@ -58,6 +58,11 @@ class LiveFile:
         return int(self.stats["numRecords"])
 
     @property
+    def live_rows(self) -> int:
+        """Rows in the file that are not deleted."""
+        return self.rows - (int(self.vector["cardinality"]) if self.vector else 0)
+
+    @property
     def vector(self) -> Descriptor | None:
         """Which of its rows are deleted."""
         return self.add.get("deletionVector")

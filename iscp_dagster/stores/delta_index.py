@@ -29,7 +29,6 @@ from iscp_dagster.sources.storage import (
     storage_options_from_env,
 )
 from iscp_dagster.spark.sql import (
-    columns,
     has_condition,
     one_line,
     quote_identifiers,
@@ -37,6 +36,7 @@ from iscp_dagster.spark.sql import (
     quote_path_table,
     spark_errors,
 )
+from iscp_dagster.stores.delta_layout import laid_out
 from iscp_dagster.stores.delta_ways import (
     GONE,
     SMALL_INDEX,
@@ -55,11 +55,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import StructType
-
-ROWS_PER_FILE = 100_000
-FINE_FILES = 16
-"""So many files has an index whose readers look for few values, once each has enough rows."""
-ROWS_IN_FINE_FILE = 2_000
 
 _SOURCE = "iscp_source"
 _BUILD = "iscp.build"
@@ -224,18 +219,28 @@ class DeltaIndex:
         """Apply a batch without Spark; False, and nothing has happened, where that can't be."""
         import pyarrow as pa
 
-        from iscp_dagster.stores.delta_direct import Change, Commit, patch
+        from iscp_dagster.stores.delta_direct import Change, apply_change
+        from iscp_dagster.stores.delta_draft import Identity
 
         table = self._at(standing.version)
         recorded = table.transaction_version(self.app_id)
         if recorded is not None and recorded >= window.end.version:
             return True  # as with Spark's commits: a replay, or a late writer of an older window
         stays = pa.array(~rows.column(GONE).to_numpy())
-        upserted = rows.filter(stays).select(batch.names)
-        mark = self._mark_text(window, "patch", rows=standing.rows, written=upserted.num_rows)
-        change = Change(upserted, rows.select(list(batch.key)), (*batch.order, *batch.key))
-        commit = Commit(self.app_id, window.end.version, mark)
-        return patch(self.uri, table, change, commit) is not None
+        change = Change(
+            rows=rows.filter(stays).select(batch.names),
+            keys=rows.select(list(batch.key)),
+            order=batch.order,
+            fine=batch.fine,
+        )
+        return apply_change(
+            self.uri,
+            table,
+            change,
+            lambda after: Identity(
+                self.app_id, window.end.version, self._mark_text(window, "direct", rows=after)
+            ),
+        )
 
     def _rewrite(
         self, session: SparkSession, batch: Batch, window: Window, standing: Standing
@@ -417,24 +422,12 @@ def _rows_after(mark: Mapping[str, Any], metrics: Mapping[str, Any]) -> int | No
     if mark["kind"] in ("snapshot", "rewrite"):
         written = metrics.get("numOutputRows")
         return None if written is None else int(written)
-    if mark["rows"] is None:
-        return None
+    if mark["kind"] == "direct" or mark["rows"] is None:
+        return mark["rows"]
     if mark["kind"] == "patch":
         return mark["rows"] + mark["written"] - int(metrics.get("numDeletedRows", 0))
     inserted = metrics.get("numTargetRowsInserted", 0)
     return mark["rows"] + int(inserted) - int(metrics.get("numTargetRowsDeleted", 0))
-
-
-def laid_out(rows: DataFrame, order: Sequence[str], count: int, *, fine: bool) -> DataFrame:
-    """Sort rows into files, so that a reader of a few values of `order` opens few of them."""
-    by = columns(order)
-    return rows.repartitionByRange(files_for(count, fine=fine), *by).sortWithinPartitions(*by)
-
-
-def files_for(rows: int, *, fine: bool) -> int:
-    """How many files an index of so many rows is written in; fine ones where readers skip most."""
-    least = min(FINE_FILES, rows // ROWS_IN_FINE_FILE) if fine else 1
-    return max(1, least, rows // ROWS_PER_FILE)
 
 
 @contextmanager

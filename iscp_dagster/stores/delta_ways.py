@@ -1,11 +1,10 @@
 """How a window gets into a Delta index: four ways to the same content, each in one commit.
 
-*Direct* marks the rows of the changed keys as deleted and appends the new ones without Spark, which
-has more to plan than to do for a few rows. The other three are Spark's. *Rewrite* writes the whole
-index anew, sorted: best while it is small, or where much of it changes.
-*Patch* does what direct does; the keys go into the statement, so it is for few of them, and its
-cost hardly grows with the index. *Merge* is Delta's MERGE, for everything between: it joins the
-index with the changes twice.
+*Direct* goes without Spark, which has more to plan than to do for some thousand rows. The other
+three are Spark's. *Rewrite* writes the whole index anew, sorted: best while it is small, or where
+much of it changes. *Patch* marks the rows of the changed keys as deleted and appends the new ones;
+the keys go into the statement, so it is for few of them, and its cost hardly grows with the index.
+*Merge* is Delta's MERGE, for everything between: it joins the index with the changes twice.
 
 Every tenth commit is Spark's: it writes the checkpoints, and gathers the small files of a small
 index into one.
@@ -32,9 +31,11 @@ SMALL_INDEX = 20_000
 SHARE_TO_REWRITE = 4
 """An index is also written anew when at least one in so many of its rows changes."""
 MOST_PATCHED = 10_000
-"""Keys that a statement may carry, and rows that are applied without Spark."""
+"""Keys that a statement may carry."""
+MOST_DIRECT = 100_000
+"""Rows that are applied without Spark: they all are in this process for a moment."""
 MOST_DIRECT_BYTES = 64_000_000
-"""The texts of rows that are applied without Spark."""
+"""The texts in them."""
 SPARK_EVERY = 10
 """Delta's own distance between checkpoints."""
 
@@ -103,12 +104,17 @@ def is_for_spark(version: int) -> bool:
 
 def may_be_direct(version: int, changed: int, size: int) -> bool:
     """Whether so many rows with texts of such a size may become that version without Spark."""
-    return not is_for_spark(version) and changed <= MOST_PATCHED and size <= MOST_DIRECT_BYTES
+    return not is_for_spark(version) and changed <= MOST_DIRECT and size <= MOST_DIRECT_BYTES
+
+
+def is_rewritten(changed: int, index_rows: int) -> bool:
+    """Whether so much of an index changes that its old files are not worth keeping."""
+    return index_rows <= SHARE_TO_REWRITE * changed
 
 
 def choose_way(changed: int, index_rows: int | None) -> Way:
     """Return the cheapest of Spark's ways; an index of unknown size is merged into."""
-    if index_rows is not None and index_rows <= max(SMALL_INDEX, SHARE_TO_REWRITE * changed):
+    if index_rows is not None and (index_rows <= SMALL_INDEX or is_rewritten(changed, index_rows)):
         return Way.REWRITE
     return Way.PATCH if changed <= MOST_PATCHED else Way.MERGE
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 WAYS = (Way.DIRECT, Way.PATCH, Way.DIRECT, Way.MERGE, Way.REWRITE)
+ANEW = 2
+"""The direct window that writes indexes anew; the other one marks and appends."""
 WINDOWS = 1 + len(WAYS)
 COMMITS = 5
 
@@ -119,7 +121,7 @@ def _steps(
     start = -1
     for number in range(WINDOWS):
         if number > 0:  # the first is a snapshot
-            only_way(WAYS[number - 1], patch)
+            only_way(WAYS[number - 1], patch, anew=number - 1 == ANEW)
         window = shop.window(start)
         with retrieve_or_snapshot(
             spark, shop.table, window, sorted(wanted), readers=len(consumers)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from iscp_dagster.errors import IndexContended
 from iscp_dagster.rules.model import TS, Window
 from iscp_dagster.sources.storage import open_store
 from iscp_dagster.spark.sql import own_session
-from iscp_dagster.stores import delta_direct
+from iscp_dagster.stores import delta_direct, delta_layout, delta_ways
 from iscp_dagster.stores.delta_direct import read_rows
 from iscp_dagster.stores.delta_files import DeltaFiles
 from iscp_dagster.stores.delta_index import DeltaIndex, Standing
@@ -96,6 +97,20 @@ class Shelf:
         return [one[kind] for one in found if kind in one]
 
 
+@pytest.fixture(autouse=True)
+def _files_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have files kept and their rows marked, however small they are."""
+    monkeypatch.setattr(delta_ways, "SHARE_TO_REWRITE", -1)
+
+
+@pytest.fixture(params=["kept", "rewritten"])
+def files_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have files kept, or all of them written anew."""
+    if request.param == "rewritten":
+        monkeypatch.setattr(delta_ways, "SHARE_TO_REWRITE", 10**9)
+    return request.param
+
+
 @pytest.fixture
 def session(spark: SparkSession) -> SparkSession:
     return own_session(spark)
@@ -111,6 +126,7 @@ KEYS: dict[str, Callable[[int], Any]] = {
     "tinyint": lambda n: n - 2,
     "smallint": lambda n: n * 1000,
     "int": lambda n: -n,
+    "boolean": lambda n: n % 2 == 0,
     "date": lambda n: date(1000 + n * 290, 10, 10),
     "timestamp": lambda n: moment(n + 1).replace(tzinfo=None),
     "timestamp_ntz": lambda n: moment(n + 1).replace(tzinfo=None),
@@ -137,6 +153,7 @@ def test_rows_are_found_by_key_before_and_after(
         assert [row["a"] for row in found.collect()] == expected
 
 
+@pytest.mark.usefixtures("files_are")
 def test_keys_of_every_type_match_as_a_whole(session: SparkSession, tmp_path: Path) -> None:
     columns = ", ".join(f"k{i} {type_}" for i, type_ in enumerate(KEYS))
     zero, one, two, three, four = (tuple(key(n) for key in KEYS.values()) for n in range(5))
@@ -147,6 +164,7 @@ def test_keys_of_every_type_match_as_a_whole(session: SparkSession, tmp_path: Pa
     assert shelf.is_right()
 
 
+@pytest.mark.usefixtures("files_are")
 def test_nulls_in_keys_match_each_other(session: SparkSession, tmp_path: Path) -> None:
     seed = {(a, b): f"{a}{b}" for a in ("x", "y", None) for b in (1, 2, None)}
     shelf = Shelf(session, tmp_path / "i", "a string, b int", seed, value="v")
@@ -169,6 +187,7 @@ def test_it_goes_on_where_others_compacted_or_deleted(
     assert shelf.content() == shelf.expected
 
 
+@pytest.mark.usefixtures("files_are")
 def test_columns_whose_names_no_file_may_have_are_mapped(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -192,6 +211,25 @@ def test_windows_go_on_over_checkpoints_and_spark_has_every_tenth(
     assert len(list(log.glob("*.checkpoint.parquet"))) == 2
     # What Spark leaves is one file again, with up to nine small ones since.
     assert len(DeltaFiles(shelf.index.uri).live(shelf.standing().version)) <= SPARK_EVERY
+
+
+def test_where_much_changes_the_index_is_written_anew_in_sorted_files(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_ways, "SHARE_TO_REWRITE", 4)
+    monkeypatch.setattr(delta_layout, "ROWS_PER_FILE", 10)
+    shelf = Shelf(session, tmp_path / "i", "k bigint", {(n,): "seed" for n in range(30)})
+    shelf.apply({(7,): "seven"}, {(8,)})
+    assert shelf.actions("add")[0]["deletionVector"]["cardinality"] == 2
+    changed = {(n,): "new" for n in range(25, 45)}
+    assert shelf.apply(changed, {(0,), (1,)}) is Way.DIRECT
+    assert shelf.is_right()
+    bounds = [json.loads(one["stats"]) for one in shelf.actions("add")]
+    spans = sorted((one["minValues"]["k"], one["maxValues"]["k"]) for one in bounds)
+    assert sum(one["numRecords"] for one in bounds) == len(shelf.expected)
+    assert len(spans) == len(shelf.expected) // 10
+    assert all(high < low for (_, high), (low, _) in pairwise(spans))
+    assert not any("deletionVector" in one for one in shelf.actions("add"))
 
 
 def test_a_file_whose_last_row_goes_is_removed(session: SparkSession, tmp_path: Path) -> None:

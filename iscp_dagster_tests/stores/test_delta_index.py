@@ -52,15 +52,21 @@ def index(session: SparkSession, tmp_path: Path) -> DeltaIndex:
     return made
 
 
-def only_way(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Move the limits so that every window is applied in one way."""
+def only_way(way: Way, monkeypatch: pytest.MonkeyPatch, *, anew: bool = False) -> None:
+    """Move the limits so that every window is applied in one way.
+
+    Args:
+        way: Which one.
+        monkeypatch: Moves the limits back.
+        anew: Of the two forms of a direct window, the one that writes the whole index anew.
+    """
     everything = 10**9
     monkeypatch.setattr(delta_ways, "SMALL_INDEX", everything if way is Way.REWRITE else -1)
-    monkeypatch.setattr(delta_ways, "SHARE_TO_REWRITE", -1)
-    few = everything if way in (Way.PATCH, Way.DIRECT) else -1
-    monkeypatch.setattr(delta_ways, "MOST_PATCHED", few)
+    monkeypatch.setattr(delta_ways, "SHARE_TO_REWRITE", everything if anew else -1)
+    monkeypatch.setattr(delta_ways, "MOST_PATCHED", everything if way is Way.PATCH else -1)
     texts = everything if way is Way.DIRECT else -1
     monkeypatch.setattr(delta_ways, "MOST_DIRECT_BYTES", texts)
+    monkeypatch.setattr(delta_ways, "MOST_DIRECT", texts)
 
 
 @pytest.fixture(params=list(Way))
