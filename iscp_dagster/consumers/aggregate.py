@@ -30,7 +30,7 @@ from iscp_dagster.rules.model import Window
 from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.stores.delta_index import AppliedCounts, Standing
 from iscp_dagster.stores.delta_layout import laid_out
-from iscp_dagster.stores.delta_ways import Batch
+from iscp_dagster.stores.delta_ways import Batch, may_be_direct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,7 +106,7 @@ class Aggregate(DeltaConsumer):
         grouping = Grouping.of(self.build)
         relevant = changes.net.where(grouping.touched())
         moved = grouping.moved(relevant, self.index.rows_at(self.session, standing))
-        if self.index.may_be_direct(standing, changes.rows_net, changes.text_bytes):
+        if may_be_direct(changes.rows_net, changes.text_bytes):
             return self._apply_few(changes, window, standing, moved)
         skipped = changes.rows_net - relevant.count()
         if skipped == changes.rows_net:

@@ -25,7 +25,7 @@ from iscp_dagster.rules.spec import JobSpec
 from iscp_dagster.spark.sql import columns
 from iscp_dagster.stores.delta_index import AppliedCounts, Standing
 from iscp_dagster.stores.delta_layout import laid_out
-from iscp_dagster.stores.delta_ways import GONE, MOST_PATCHED, Batch, Keys, is_plain
+from iscp_dagster.stores.delta_ways import GONE, MOST_PATCHED, Batch, Keys, is_plain, may_be_direct
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,7 +115,7 @@ class KeyedCopy(DeltaConsumer):
             *(fn.col("after").getField(name).alias(name) for name in rest if name not in key),
             (~self._belongs("after")).alias(GONE),
         ]
-        look = self._look(changes, standing, relevant, picked)
+        look = self._look(changes, relevant, picked)
         skipped = changes.rows_net - look.changed
         if look.changed == 0:
             self.index.advance(self.session, window, standing)
@@ -133,14 +133,11 @@ class KeyedCopy(DeltaConsumer):
         self.index.apply(self.session, batch, window, standing)
         return AppliedCounts(look.upserts, look.deleted), skipped
 
-    def _look(
-        self, changes: Changes, standing: Standing, relevant: DataFrame, picked: Sequence[Column]
-    ) -> _Look:
+    def _look(self, changes: Changes, relevant: DataFrame, picked: Sequence[Column]) -> _Look:
         """Count the rows that matter; where they are few, the same query brings them or their keys.
 
         Args:
             changes: What they are part of.
-            standing: Where the index stands.
             relevant: The rows that matter.
             picked: What the index wants of them.
         """
@@ -148,7 +145,7 @@ class KeyedCopy(DeltaConsumer):
 
         was, is_in = self._belongs("before"), self._belongs("after")
         plain = all(is_plain(self.build["source"][name]) for name in self.build["columns"])
-        if plain and self.index.may_be_direct(standing, changes.rows_net, changes.text_bytes):
+        if plain and may_be_direct(changes.rows_net, changes.text_bytes):
             rows = relevant.select(*picked, was.alias(_WAS)).toArrow()
             gone, was_in = (rows.column(name).to_numpy() for name in (GONE, _WAS))
             return _Look(

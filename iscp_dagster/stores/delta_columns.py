@@ -40,6 +40,17 @@ def columns_of(table: DeltaTable) -> list[Column]:
     """Return the columns of a table.
 
     Raises:
+        NotKnown: The table has more than our own indexes have, or columns with parts.
+    """
+    mapped = check_features(table)
+    found = json.loads(table.schema().to_json())["fields"]
+    return [_column(field, mapped) for field in found]
+
+
+def check_features(table: DeltaTable) -> bool:
+    """Return whether a table's columns have other names in its files.
+
+    Raises:
         NotKnown: The table has more than our own indexes have.
     """
     protocol, metadata = table.protocol(), table.metadata()
@@ -51,9 +62,7 @@ def columns_of(table: DeltaTable) -> list[Column]:
         raise NotKnown("partitions or appends only")
     if settings.get("delta.enableDeletionVectors") != "true":
         raise NotKnown("deletion vectors are off")
-    mapped = settings.get("delta.columnMapping.mode", "none") != "none"
-    found = json.loads(table.schema().to_json())["fields"]
-    return [_column(field, mapped) for field in found]
+    return settings.get("delta.columnMapping.mode", "none") != "none"
 
 
 def _column(field: Mapping[str, Any], mapped: bool) -> Column:

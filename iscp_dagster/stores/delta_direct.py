@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from iscp_dagster.stores.deletion_vectors import VectorUnreadable, read_vector
-from iscp_dagster.stores.delta_columns import Column, columns_of, read_columns
+from iscp_dagster.stores.delta_columns import Column, check_features, columns_of, read_columns
 from iscp_dagster.stores.delta_draft import Draft, Identity
 from iscp_dagster.stores.delta_files import DeltaFiles, LiveFile, NotKnown
 from iscp_dagster.stores.delta_keys import KeySet
-from iscp_dagster.stores.delta_layout import files_of
-from iscp_dagster.stores.delta_ways import is_rewritten
+from iscp_dagster.stores.delta_layout import files_for, files_of
+from iscp_dagster.stores.delta_ways import SMALL_INDEX, has_checkpoint, is_rewritten
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,7 +89,7 @@ def apply_change(
         with ThreadPoolExecutor(_READERS, "iscp-keys") as pool:
             found = list(pool.map(lambda file: _look(files, file, keys), candidates))
         hits = [hit for hit in found if hit.fresh]
-        rest = _rest(files, live, columns, change, hits)
+        rest = _rest(files, table.version(), live, columns, change, hits)
     except (NotKnown, VectorUnreadable):
         return False
     draft = Draft(files, columns, (*change.order, *change.keys.column_names))
@@ -105,6 +105,20 @@ def apply_change(
     deleted = sum(hit.fresh for hit in hits)
     after = sum(file.live_rows for file in live) - deleted + change.rows.num_rows
     draft.commit(table.version(), identify(after), deleted)
+    return True
+
+
+def commit_nothing(uri: str, table: DeltaTable, identity: Identity) -> bool:
+    """Make a commit that changes no rows; False where Spark has to.
+
+    Raises:
+        IndexContended: Another writer was faster.
+    """
+    try:
+        check_features(table)
+    except NotKnown:
+        return False
+    Draft(DeltaFiles(uri), (), ()).commit(table.version(), identity, 0)
     return True
 
 
@@ -132,6 +146,7 @@ def _look(files: DeltaFiles, file: LiveFile, keys: KeySet) -> _Hit:
 
 def _rest(
     files: DeltaFiles,
+    version: int,
     live: Sequence[LiveFile],
     columns: Sequence[Column],
     change: Change,
@@ -140,9 +155,12 @@ def _rest(
     """The whole index as it shall be, where it is to be written anew; None where it is not."""
     import pyarrow as pa
 
+    if sum(file.add["size"] for file in live) > MOST_REWRITTEN_BYTES:
+        return None
     rows = sum(file.live_rows for file in live)
-    size = sum(file.add["size"] for file in live)
-    if not is_rewritten(change.keys.num_rows, rows) or size > MOST_REWRITTEN_BYTES:
+    scattered = len(live) > files_for(rows, fine=change.fine) and rows <= SMALL_INDEX
+    gathered = scattered and has_checkpoint(version + 1)
+    if not gathered and not is_rewritten(change.keys.num_rows, rows):
         return None
     kept = _rows_of(files, live, columns, {hit.file.path: hit.gone for hit in hits})
     return pa.concat_tables([kept, change.rows.select(kept.column_names).cast(kept.schema)])

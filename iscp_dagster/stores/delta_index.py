@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from iscp_dagster.spark.sql import (
     quote_path_table,
     spark_errors,
 )
+from iscp_dagster.stores.delta_draft import Identity
 from iscp_dagster.stores.delta_layout import laid_out
 from iscp_dagster.stores.delta_ways import (
     GONE,
@@ -43,9 +44,8 @@ from iscp_dagster.stores.delta_ways import (
     Batch,
     Way,
     choose_way,
-    is_for_spark,
+    has_checkpoint,
     keys_predicate,
-    may_be_direct,
     merge_statement,
     without_keys,
 )
@@ -211,16 +211,11 @@ class DeltaIndex:
         reader = session.read.format("delta").option("versionAsOf", standing.version)
         return reader.load(self.uri)
 
-    def may_be_direct(self, standing: Standing, changed: int, size: int) -> bool:
-        """Whether the next commit may be made without Spark, once the rows are here."""
-        return may_be_direct(standing.version + 1, changed, size)
-
     def _direct(self, batch: Batch, rows: pa.Table, window: Window, standing: Standing) -> bool:
         """Apply a batch without Spark; False, and nothing has happened, where that can't be."""
         import pyarrow as pa
 
         from iscp_dagster.stores.delta_direct import Change, apply_change
-        from iscp_dagster.stores.delta_draft import Identity
 
         table = self._at(standing.version)
         recorded = table.transaction_version(self.app_id)
@@ -233,14 +228,12 @@ class DeltaIndex:
             order=batch.order,
             fine=batch.fine,
         )
-        return apply_change(
-            self.uri,
-            table,
-            change,
-            lambda after: Identity(
-                self.app_id, window.end.version, self._mark_text(window, "direct", rows=after)
-            ),
+        done = apply_change(
+            self.uri, table, change, lambda after: self._identity(window, "direct", rows=after)
         )
+        if done:
+            self._checkpoint(standing.version + 1)
+        return done
 
     def _rewrite(
         self, session: SparkSession, batch: Batch, window: Window, standing: Standing
@@ -268,39 +261,29 @@ class DeltaIndex:
             session.sql(merge_statement(self.uri, _SOURCE, batch.key, batch.names)).collect()
 
     def advance(self, session: SparkSession, window: Window, standing: Standing) -> None:
-        """Move the watermark over a window that changes nothing here.
+        """Move the watermark over a window that changes nothing here, without Spark if possible."""
+        from iscp_dagster.stores.delta_direct import commit_nothing
 
-        Mostly without Spark, whose part in a commit costs more than all the rest of such a window.
-        Now and then it goes through Spark all the same, since that is who writes checkpoints.
-        """
-        if is_for_spark(standing.version + 1):
-            nothing = session.read.format("delta").load(self.uri).limit(0)
-            with _conflicts(self.uri):
-                writer = self._writer(nothing, window, "tail", rows=standing.rows)
-                writer.mode("append").save(self.uri)
+        identity = self._identity(window, "tail", rows=standing.rows)
+        if commit_nothing(self.uri, self._at(standing.version), identity):
+            self._checkpoint(standing.version + 1)
             return
-        from deltalake import CommitProperties, PostCommitHookProperties, Transaction
-        from deltalake.exceptions import CommitFailedError
+        nothing = session.read.format("delta").load(self.uri).limit(0)
+        with _conflicts(self.uri):
+            writer = self._writer(nothing, window, "tail", rows=standing.rows)
+            writer.mode("append").save(self.uri)
 
-        table = self._at(standing.version)
-        mark = self._mark_text(window, "tail", rows=standing.rows)
-        try:
-            table.create_write_transaction(
-                [],
-                "append",
-                table.schema(),
-                commit_properties=CommitProperties(
-                    custom_metadata={"userMetadata": mark},
-                    # Whoever committed since we looked: it is not this window's turn any more.
-                    max_commit_retries=0,
-                    app_transactions=[Transaction(self.app_id, window.end.version)],
-                ),
-                post_commithook_properties=PostCommitHookProperties(
-                    create_checkpoint=False, cleanup_expired_logs=False
-                ),
-            )
-        except CommitFailedError as error:
-            raise IndexContended(f"{self.uri}: another writer was faster") from error
+    def _checkpoint(self, version: int) -> None:
+        """After some of our own commits, do what Spark does after its: keep the log short."""
+        from deltalake.exceptions import DeltaError
+
+        if not has_checkpoint(version):
+            return
+        # The window is in, whatever becomes of this; the next one tries again.
+        with suppress(DeltaError, OSError):
+            table = self._at(version)
+            table.create_checkpoint()
+            table.cleanup_metadata()
 
     def drop(self) -> None:
         """Remove the index's files."""
@@ -336,6 +319,10 @@ class DeltaIndex:
         finally:
             for name in (_TXN_APP, _TXN_VERSION, _USER_METADATA):
                 session.conf.unset(name)
+
+    def _identity(self, window: Window, kind: str, **counts: int | None) -> Identity:
+        text = self._mark_text(window, kind, **counts)
+        return Identity(self.app_id, window.end.version, text)
 
     def _mark_text(self, window: Window, kind: str, **counts: int | None) -> str:
         return json.dumps(

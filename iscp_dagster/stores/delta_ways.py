@@ -6,8 +6,8 @@ much of it changes. *Patch* marks the rows of the changed keys as deleted and ap
 the keys go into the statement, so it is for few of them, and its cost hardly grows with the index.
 *Merge* is Delta's MERGE, for everything between: it joins the index with the changes twice.
 
-Every tenth commit is Spark's: it writes the checkpoints, and gathers the small files of a small
-index into one.
+Every tenth direct commit writes a checkpoint, and gathers the small files of a small index into one
+again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_DIRECT = 100_000
 """Rows that are applied without Spark: they all are in this process for a moment."""
 MOST_DIRECT_BYTES = 64_000_000
 """The texts in them."""
-SPARK_EVERY = 10
+CHECKPOINT_EVERY = 10
 """Delta's own distance between checkpoints."""
 
 # Types whose values survive the way through text, and compare as plain equality does.
@@ -97,14 +97,14 @@ def is_plain(type_: str) -> bool:
     return type_ in _PLAIN or type_.startswith("decimal")
 
 
-def is_for_spark(version: int) -> bool:
-    """Whether a commit is one of those that Spark makes in any case."""
-    return version % SPARK_EVERY == 0
+def has_checkpoint(version: int) -> bool:
+    """Whether a version is one of those that get a checkpoint."""
+    return version % CHECKPOINT_EVERY == 0
 
 
-def may_be_direct(version: int, changed: int, size: int) -> bool:
-    """Whether so many rows with texts of such a size may become that version without Spark."""
-    return not is_for_spark(version) and changed <= MOST_DIRECT and size <= MOST_DIRECT_BYTES
+def may_be_direct(changed: int, size: int) -> bool:
+    """Whether so many rows with texts of such a size may be applied without Spark."""
+    return changed <= MOST_DIRECT and size <= MOST_DIRECT_BYTES
 
 
 def is_rewritten(changed: int, index_rows: int) -> bool:

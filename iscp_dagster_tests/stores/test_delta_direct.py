@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -22,7 +23,7 @@ from iscp_dagster.stores import delta_direct, delta_layout, delta_ways
 from iscp_dagster.stores.delta_direct import read_rows
 from iscp_dagster.stores.delta_files import DeltaFiles
 from iscp_dagster.stores.delta_index import DeltaIndex, Standing
-from iscp_dagster.stores.delta_ways import GONE, SPARK_EVERY, Batch, Way
+from iscp_dagster.stores.delta_ways import CHECKPOINT_EVERY, GONE, Batch, Way
 from iscp_dagster_tests.consumers.shop import ts
 from iscp_dagster_tests.stores.bucket import bucket, endpoint
 
@@ -66,9 +67,7 @@ class Shelf:
     def batch(self, put: Rows, gone: set[tuple[Any, ...]]) -> Batch:
         rows = self.frame(put).union(self.frame(dict.fromkeys(gone), gone=True))
         changed = len(put) + len(gone)
-        direct = self.index.may_be_direct(self.standing(), changed, 0)
-        fetched = rows.toArrow() if direct else None
-        return Batch(rows, self.key, self.key, changed, len(put), fetched=fetched)
+        return Batch(rows, self.key, self.key, changed, len(put), fetched=rows.toArrow())
 
     def apply(self, put: Rows, gone: set[tuple[Any, ...]] | None = None) -> Way:
         batch, window = self.batch(put, gone or set()), Window(ts(self.end), ts(self.end + 1))
@@ -197,20 +196,31 @@ def test_columns_whose_names_no_file_may_have_are_mapped(
     assert shelf.is_right()
 
 
-def test_windows_go_on_over_checkpoints_and_spark_has_every_tenth(
+def test_windows_go_on_over_checkpoints_which_gather_small_files(
     session: SparkSession, tmp_path: Path
 ) -> None:
     """Rows come, change and go in every commit, so that each file's vector grows again."""
     shelf = Shelf(session, tmp_path / "i", "k bigint", {(n,): "seed" for n in range(50)})
-    for n in range(2 * SPARK_EVERY + 3):
-        version = shelf.standing().version + 1
-        way = shelf.apply({(n,): f"{n}", (n + 7,): "ahead", (100 + n,): "new"}, {(n + 30,)})
-        assert (way is Way.DIRECT) == (version % SPARK_EVERY != 0)
-    assert shelf.is_right()
     log = Path(shelf.index.uri) / "_delta_log"
-    assert len(list(log.glob("*.checkpoint.parquet"))) == 2
-    # What Spark leaves is one file again, with up to nine small ones since.
-    assert len(DeltaFiles(shelf.index.uri).live(shelf.standing().version)) <= SPARK_EVERY
+    for n in range(2 * CHECKPOINT_EVERY + 3):
+        put = {(n,): f"{n}", (n + 7,): "ahead", (100 + n,): "new"}
+        assert shelf.apply(put, {(n + 30,)}) is Way.DIRECT
+        version = shelf.standing().version
+        files = DeltaFiles(shelf.index.uri).live(version)
+        assert len(files) <= CHECKPOINT_EVERY
+        if version % CHECKPOINT_EVERY == 0:
+            assert len(files) == 1
+            assert (log / f"{version:020d}.checkpoint.parquet").exists()
+    assert shelf.is_right()
+    # Spark finds the same without the commits that the checkpoint stands for.
+    for commit in range(2 * CHECKPOINT_EVERY):
+        (log / f"{commit:020d}.json").unlink()
+    copy = tmp_path / "copy"
+    shutil.copytree(shelf.index.uri, copy)
+    shelf.index = DeltaIndex(str(copy), 3)
+    assert shelf.is_right()
+    assert shelf.apply({(1,): "on"}) is Way.DIRECT
+    assert shelf.is_right()
 
 
 def test_where_much_changes_the_index_is_written_anew_in_sorted_files(

@@ -82,7 +82,7 @@ def apply(
     standing = index.standing()
     assert standing is not None
     made = frame(session, rows, gone)
-    fetched = made.toArrow() if index.may_be_direct(standing, len(rows), 0) else None
+    fetched = made.toArrow() if delta_ways.may_be_direct(len(rows), 0) else None
     upserts = 0 if gone else len(rows)
     batch = Batch(made, ("id",), ("id",), len(rows), upserts, fetched=fetched)
     return index.apply(session, batch, span, Standing(standing.version, span.start, standing.rows))
