@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 import pytest
 from dagster import DagsterRunStatus
@@ -24,8 +25,10 @@ from iscp_dagster_tests.orchestration.processes import is_running, spark_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
-STOP_SECONDS = 20.0
-"""Spark stops in seconds; the rest is room for a busy machine."""
+IDLE_SECONDS = 5.0
+"""Within them Spark is idle: a job is given back only after its work has ended there."""
+END_SECONDS = 20.0
+"""The process and its JVM have more to tidy up."""
 HELD = ",".join(f"hang@before_apply:{name}" for name in DELTA)
 
 
@@ -36,7 +39,7 @@ def test_an_interrupt_leaves_every_watermark_and_the_next_window_as_they_were(wo
     sync = works.start(HELD, LEDGER_WORK="long")
     until(lambda: works.job("ledger").state is JobState.RUNNING, "the jobs are running")
     java = until(lambda: spark_of(sync.pid), "Spark is there")
-    stop(sync, signal.SIGINT, java)
+    stop(sync, signal.SIGINT, java, lambda: works.job("ledger").state is JobState.CANCELED)
     assert {(works.job(name).state, works.job(name).attempt) for name in NAMES} == {
         (JobState.CANCELED, 0)
     }
@@ -63,7 +66,7 @@ def test_a_terminated_sync_keeps_what_was_committed_and_gives_back_the_rest(work
     until(lambda: all(windows_in(uri)[-1].end.version == head for uri in indexes), "commits")
     java = spark_of(sync.pid)
     assert java
-    stop(sync, signal.SIGTERM, java)
+    stop(sync, signal.SIGTERM, java, lambda: works.job("ledger").state is JobState.CANCELED)
     assert works.job("ledger").state is JobState.CANCELED
     assert works.versions("ledger") == before
     assert works.versions(*DELTA) == [head] * len(DELTA)
@@ -78,10 +81,15 @@ def test_a_terminated_sync_keeps_what_was_committed_and_gives_back_the_rest(work
     assert works.is_right()
 
 
-def stop(sync: subprocess.Popen[bytes], number: int, java: list[int]) -> None:
-    """Send a signal; within seconds process and JVM are gone."""
+def stop(
+    sync: subprocess.Popen[bytes], number: int, java: list[int], is_idle: Callable[[], bool]
+) -> None:
+    """Send a signal; Spark is idle at once, and process and JVM are gone soon after."""
     at = time.monotonic()
     sync.send_signal(number)
+    until(is_idle, "Spark is idle")
+    idle = time.monotonic() - at
     assert sync.wait(WAIT_SECONDS) == 130
     until(lambda: not any(map(is_running, java)), "Spark is gone")
-    assert time.monotonic() - at < STOP_SECONDS
+    assert idle < IDLE_SECONDS
+    assert time.monotonic() - at < END_SECONDS
