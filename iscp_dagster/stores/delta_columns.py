@@ -70,9 +70,10 @@ def _column(field: Mapping[str, Any], mapped: bool) -> Column:
 
     metadata = field.get("metadata") or {}
     known = {name for name in metadata if name.startswith("delta.columnMapping.")}
-    if known != set(metadata) - {"comment"}:
-        raise NotKnown(f"column {field['name']} with {sorted(metadata)}")
     physical = str(metadata["delta.columnMapping.physicalName"]) if mapped else field["name"]
+    # A file's statistics have a field of that name, too, and are changed as text.
+    if known != set(metadata) - {"comment"} or physical == "tightBounds":
+        raise NotKnown(f"column {field['name']} with {sorted(metadata)}")
     ids = {"PARQUET:field_id": str(metadata["delta.columnMapping.id"])} if mapped else None
     arrow = pa.field(physical, _arrow_type(field["type"]), bool(field["nullable"]), ids)
     return Column(field["name"], physical, field["type"], arrow)
@@ -133,7 +134,10 @@ def stats_of(rows: pa.Table, columns: Sequence[Column], bounded: Sequence[str]) 
         nulls[column.physical] = values.null_count
         if values.null_count == len(values) or not _tells_bounds(column.delta_type):
             continue
-        ends = pc.min_max(values).as_py()
+        try:
+            ends = pc.min_max(values).as_py()
+        except OverflowError:  # a year that Python has not
+            continue
         least, greatest = _json(ends["min"]), _json(ends["max"])
         if isinstance(greatest, str) and max(len(least), len(greatest)) > _LONGEST_BOUND:
             continue

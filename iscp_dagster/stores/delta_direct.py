@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 MOST_SOUGHT = 4_000_000
 """Rows in the files that may hold a changed key; where there are more, Spark looks for them."""
 MOST_FILES = 256
-MOST_REWRITTEN_BYTES = 64_000_000
-"""Files of an index that is written anew here."""
+MOST_REWRITTEN_BYTES = 32_000_000
+"""Files of an index that is read as a whole, or written anew, here."""
 
 _READERS = 8
 
@@ -78,30 +78,32 @@ def apply_change(
     Raises:
         IndexContended: Another writer was faster.
     """
+    import pyarrow as pa
+
+    draft: Draft | None = None
     try:
         columns = columns_of(table)
+        if sorted(column.name for column in columns) != sorted(change.rows.column_names):
+            raise NotKnown("columns that the index was not made with")
         keys = KeySet.of(change.keys, columns)
         files = DeltaFiles(uri)
         live = files.live(table.version())
-        candidates = [file for file in live if keys.may_be_in(file)]
-        if len(candidates) > MOST_FILES or sum(file.rows for file in candidates) > MOST_SOUGHT:
-            return False
-        with ThreadPoolExecutor(_READERS, "iscp-keys") as pool:
-            found = list(pool.map(lambda file: _look(files, file, keys), candidates))
-        hits = [hit for hit in found if hit.fresh]
+        hits = _find(files, live, keys)
         rest = _rest(files, table.version(), live, columns, change, hits)
-    except (NotKnown, VectorUnreadable):
+        draft = Draft(files, columns, (*change.order, *change.keys.column_names))
+        if rest is None:
+            draft.mark([(hit.file, hit.gone) for hit in hits])
+            for rows in files_of(change.rows, change.order, fine=False):
+                draft.append(rows)
+        else:
+            for file in live:
+                draft.remove(file)
+            for rows in files_of(rest, change.order, fine=change.fine):
+                draft.append(rows)
+    except (NotKnown, VectorUnreadable, pa.ArrowException, OverflowError):
+        if draft is not None:
+            draft.discard()
         return False
-    draft = Draft(files, columns, (*change.order, *change.keys.column_names))
-    if rest is None:
-        draft.mark([(hit.file, hit.gone) for hit in hits])
-        for rows in files_of(change.rows, change.order, fine=False):
-            draft.append(rows)
-    else:
-        for file in live:
-            draft.remove(file)
-        for rows in files_of(rest, change.order, fine=change.fine):
-            draft.append(rows)
     deleted = sum(hit.fresh for hit in hits)
     after = sum(file.live_rows for file in live) - deleted + change.rows.num_rows
     draft.commit(table.version(), identify(after), deleted)
@@ -123,13 +125,27 @@ def commit_nothing(uri: str, table: DeltaTable, identity: Identity) -> bool:
 
 
 def read_rows(uri: str, table: DeltaTable) -> pa.Table | None:
-    """Read a whole version; None where only Spark can."""
+    """Read a whole version; None where it is too large, or only Spark can."""
+    import pyarrow as pa
+
     try:
         columns = columns_of(table)
         files = DeltaFiles(uri)
-        return _rows_of(files, files.live(table.version()), columns, {})
-    except (NotKnown, VectorUnreadable):
+        live = files.live(table.version())
+        if sum(file.add["size"] for file in live) > MOST_REWRITTEN_BYTES:
+            return None
+        return _rows_of(files, live, columns, {})
+    except (NotKnown, VectorUnreadable, pa.ArrowException):
         return None
+
+
+def _find(files: DeltaFiles, live: Sequence[LiveFile], keys: KeySet) -> list[_Hit]:
+    candidates = [file for file in live if keys.may_be_in(file)]
+    if len(candidates) > MOST_FILES or sum(file.rows for file in candidates) > MOST_SOUGHT:
+        raise NotKnown("too much to look through")
+    with ThreadPoolExecutor(_READERS, "iscp-keys") as pool:
+        found = list(pool.map(lambda file: _look(files, file, keys), candidates))
+    return [hit for hit in found if hit.fresh]
 
 
 def _look(files: DeltaFiles, file: LiveFile, keys: KeySet) -> _Hit:

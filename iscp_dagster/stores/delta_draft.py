@@ -105,8 +105,12 @@ class Draft:
         txn = {"appId": identity.app_id, "version": identity.version, "lastUpdated": self._now}
         actions = [{"commitInfo": info}, {"txn": txn}, *self._actions]
         if not self._files.commit(read_version + 1, actions):
-            self._files.delete(self._written)
+            self.discard()
             raise IndexContended("another writer was faster")
+
+    def discard(self) -> None:
+        """Remove what was written: it is not to be committed."""
+        self._files.delete(self._written)
 
     def _put(self, path: str, content: bytes) -> None:
         self._written.append(path)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from iscp_dagster.sources.delta_log import LOG_FOLDER
 from iscp_dagster.sources.storage import local_path, open_store, provider_of
@@ -22,6 +23,10 @@ from iscp_dagster.stores.deletion_vectors import Descriptor, identity
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
     from pyarrow.parquet import ParquetFile
+
+
+_KEPT = ("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags")
+"""What a file's action has in a commit; a checkpoint may tell the same in other forms as well."""
 
 
 class NotKnown(Exception):
@@ -41,7 +46,7 @@ class LiveFile:
         """Read an action; files elsewhere, in partitions or without a row count are not known."""
         path = str(add["path"])
         stats = json.loads(add.get("stats") or "{}")
-        if "://" in path or path.startswith("/") or add.get("partitionValues"):
+        if urlsplit(path).scheme or path.startswith("/") or add.get("partitionValues"):
             raise NotKnown(f"file {path}")
         if "numRecords" not in stats:
             raise NotKnown(f"file {path} without a row count")
@@ -99,8 +104,12 @@ class DeltaFiles:
     def read(self, path: str, offset: int, length: int) -> bytes:
         """Read a part of a file."""
         import obstore
+        from obstore.exceptions import BaseError
 
-        return bytes(obstore.get_range(self._store, path, start=offset, length=length))
+        try:
+            return bytes(obstore.get_range(self._store, path, start=offset, length=length))
+        except (BaseError, OSError) as error:
+            raise NotKnown(f"{path} can't be read") from error
 
     def open_parquet(self, path: str) -> ParquetFile:
         """Open a data file; timestamps of Spark's old type come as microseconds."""
@@ -118,26 +127,26 @@ class DeltaFiles:
         obstore.put(self._store, path, content)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove files; those that are not there are gone already."""
+        """Remove files that nobody needs; what can't be removed now is for VACUUM."""
         import obstore
-        from obstore.exceptions import NotFoundError
+        from obstore.exceptions import BaseError
 
         for path in paths:
-            try:
+            with suppress(BaseError, OSError):
                 obstore.delete(self._store, path)
-            except (NotFoundError, FileNotFoundError):
-                continue
 
     def commit(self, version: int, actions: Iterable[Mapping[str, Any]]) -> bool:
         """Write a commit, unless the version is there already; returns whether it was written."""
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
-        content = "\n".join(json.dumps(action, separators=(",", ":")) for action in actions)
+        lines = (json.dumps(action, separators=(",", ":")) for action in actions)
+        path, content = _commit_path(version), "\n".join(lines).encode()
         try:
-            obstore.put(self._store, _commit_path(version), content.encode(), mode="create")
+            obstore.put(self._store, path, content, mode="create")
         except (AlreadyExistsError, FileExistsError):
-            return False
+            # A request whose answer was lost is sent again, and then finds its own work.
+            return self._get(path) == content
         return True
 
     def _checkpoint(self, version: int) -> int | None:
@@ -164,7 +173,8 @@ class DeltaFiles:
             raise NotKnown(f"checkpoint {version}") from error
         for add in table.column("add").to_pylist():
             if add is not None:
-                yield {name: _plain(name, value) for name, value in _told(add)}
+                told = {name: _plain(name, value) for name, value in _told(add)}
+                yield {name: told[name] for name in (*_KEPT, "deletionVector") if name in told}
 
     def _actions(self, version: int) -> Iterator[Mapping[str, Any]]:
         text = self._get(_commit_path(version))

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from iscp_dagster.errors import IndexContended
 from iscp_dagster.rules.model import TS, Window
+from iscp_dagster.sources.delta_log import LOG_FOLDER
 from iscp_dagster.sources.storage import (
     local_path,
     open_store,
@@ -37,6 +38,7 @@ from iscp_dagster.spark.sql import (
     spark_errors,
 )
 from iscp_dagster.stores.delta_draft import Identity
+from iscp_dagster.stores.delta_files import DeltaFiles
 from iscp_dagster.stores.delta_layout import laid_out
 from iscp_dagster.stores.delta_ways import (
     GONE,
@@ -283,6 +285,9 @@ class DeltaIndex:
         with suppress(DeltaError, OSError):
             table = self._at(version)
             table.create_checkpoint()
+            # Spark's checksum of the hint that was there before: with it, Spark would not believe
+            # the new one.
+            DeltaFiles(self.uri).delete([f"{LOG_FOLDER}/._last_checkpoint.crc"])
             table.cleanup_metadata()
 
     def drop(self) -> None:

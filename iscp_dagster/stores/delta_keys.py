@@ -73,4 +73,13 @@ class KeySet:
 
 
 def _tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in rows.columns), strict=True)
+    return zip(*(_plain(column).to_pylist() for column in rows.columns), strict=True)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as numbers: Spark knows years that Python does not."""
+    import pyarrow as pa
+
+    if pa.types.is_date32(column.type):
+        return column.cast(pa.int32())
+    return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column

@@ -21,6 +21,7 @@ from iscp_dagster.sources.storage import open_store
 from iscp_dagster.spark.sql import own_session
 from iscp_dagster.stores import delta_direct, delta_layout, delta_ways
 from iscp_dagster.stores.delta_direct import read_rows
+from iscp_dagster.stores.delta_draft import Identity
 from iscp_dagster.stores.delta_files import DeltaFiles
 from iscp_dagster.stores.delta_index import DeltaIndex, Standing
 from iscp_dagster.stores.delta_ways import CHECKPOINT_EVERY, GONE, Batch, Way
@@ -202,6 +203,7 @@ def test_windows_go_on_over_checkpoints_which_gather_small_files(
     """Rows come, change and go in every commit, so that each file's vector grows again."""
     shelf = Shelf(session, tmp_path / "i", "k bigint", {(n,): "seed" for n in range(50)})
     log = Path(shelf.index.uri) / "_delta_log"
+    (log / "._last_checkpoint.crc").write_bytes(b"of a checkpoint before")
     for n in range(2 * CHECKPOINT_EVERY + 3):
         put = {(n,): f"{n}", (n + 7,): "ahead", (100 + n,): "new"}
         assert shelf.apply(put, {(n + 30,)}) is Way.DIRECT
@@ -211,6 +213,7 @@ def test_windows_go_on_over_checkpoints_which_gather_small_files(
         if version % CHECKPOINT_EVERY == 0:
             assert len(files) == 1
             assert (log / f"{version:020d}.checkpoint.parquet").exists()
+            assert not (log / "._last_checkpoint.crc").exists()
     assert shelf.is_right()
     # Spark finds the same without the commits that the checkpoint stands for.
     for commit in range(2 * CHECKPOINT_EVERY):
@@ -312,6 +315,59 @@ def test_where_too_many_rows_would_be_looked_through_spark_does_it(
     shelf = Shelf(session, tmp_path / "i", "k bigint", {(1,): "1", (9,): "9"})
     assert shelf.apply({(1,): "one", (9,): "nine"}) is not Way.DIRECT
     assert shelf.is_right()
+
+
+def test_years_that_python_has_not_are_no_hindrance(session: SparkSession, tmp_path: Path) -> None:
+    far = session.sql(
+        "select * from values (date'+12000-01-01', 1, 'far', false), "
+        "(date'0000-01-01', 2, 'old', false) as t(d, n, a, _iscp_gone)"
+    )
+    index = DeltaIndex(str(tmp_path / "far"), 3)
+    index.create(session, far.drop(GONE), BUILD, ["d", "n"])
+    index.replace(far.drop(GONE).where("n = 1"), Window(TS.zero(), ts(1)))
+    standing = index.standing()
+    assert standing is not None
+    batch = Batch(far, ("d", "n"), ("d", "n"), 2, 2, fetched=far.toArrow())
+    assert index.apply(session, batch, Window(ts(1), ts(2)), standing) is Way.DIRECT
+    found = session.read.format("delta").load(index.uri).selectExpr("string(d)", "n", "a")
+    assert sorted(map(tuple, found.collect())) == sorted(
+        map(tuple, far.selectExpr("string(d)", "n", "a").collect())
+    )
+
+
+def test_statistics_in_another_form_stay_in_the_checkpoint(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    shelf = Shelf(session, tmp_path / "i", "k date", {(date(2026, 1, n),): "" for n in (1, 2, 3)})
+    properties = "'delta.checkpoint.writeStatsAsStruct' = 'true'"
+    session.sql(f"alter table delta.`{shelf.index.uri}` set tblproperties ({properties})")
+    DeltaTable(shelf.index.uri).create_checkpoint()
+    assert shelf.apply({(date(2026, 1, 2),): "two"}) is Way.DIRECT
+    assert "stats_parsed" not in shelf.actions("add")[0]
+    assert shelf.is_right()
+
+
+def test_a_column_that_was_added_to_the_index_is_left_to_spark(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    shelf = Shelf(session, tmp_path / "i", "k bigint", {(1,): "1", (2,): "2"})
+    session.sql(f"alter table delta.`{shelf.index.uri}` add column more int")
+    there = sorted(path.name for path in Path(shelf.index.uri).iterdir())
+    table = DeltaTable(shelf.index.uri)
+    rows = shelf.batch({(1,): "one"}, set()).fetched
+    assert rows is not None
+    change = delta_direct.Change(rows.drop_columns(GONE), rows.select(["k"]), ("k",), fine=False)
+    identity = Identity("iscp:3", 9, "")
+    assert not delta_direct.apply_change(shelf.index.uri, table, change, lambda _: identity)
+    assert sorted(path.name for path in Path(shelf.index.uri).iterdir()) == there
+
+
+def test_a_commit_that_was_sent_twice_is_ours_and_another_is_not(tmp_path: Path) -> None:
+    (tmp_path / "_delta_log").mkdir()
+    files = DeltaFiles(str(tmp_path))
+    assert files.commit(1, [{"commitInfo": {"txnId": "mine"}}])
+    assert files.commit(1, [{"commitInfo": {"txnId": "mine"}}])
+    assert not files.commit(1, [{"commitInfo": {"txnId": "another"}}])
 
 
 def test_a_damaged_vector_or_checkpoint_is_not_guessed_at(
