@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 # Tests are short work: half of what a fresh JVM does is compiling. Child processes inherit it.
-# Without the second compiler Java reserves a fifth of the room for compiled code; Spark fills that
-# within minutes, and a task that meets the end of it ends the JVM.
-os.environ.setdefault(
-    "ISCP_SPARK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-)
+os.environ.setdefault("ISCP_SPARK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 
 def settings_in(home: Path, **variables: str) -> Settings:

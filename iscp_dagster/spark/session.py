@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 5.0
 """How long a Connect server may take to answer."""
 
+# Java's default, except with one compiler alone (-XX:TieredStopAtLevel=1): then it is 48 MB, Spark
+# fills them within minutes, and a task that meets their end takes the JVM with it.
+_CODE_CACHE = "-XX:ReservedCodeCacheSize=240m"
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _starting = threading.Lock()
 _SESSIONS = uuid.UUID("6ba55f2e-8f9e-4d0c-9a51-0c1a6f0f8a11")
@@ -109,7 +112,7 @@ def spark_conf(settings: Settings) -> dict[str, str]:
         "spark.master": settings.spark_master,
         "spark.driver.memory": settings.spark_memory,
         "spark.driver.extraJavaOptions": " ".join(
-            ("-XX:+UseSerialGC", f'"-Dlog4j2.configurationFile={_LOG4J}"', more)
+            ("-XX:+UseSerialGC", _CODE_CACHE, f'"-Dlog4j2.configurationFile={_LOG4J}"', more)
         ).strip(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import pytest
 from iscp_dagster.errors import SparkUnavailable, UsageError
 from iscp_dagster.settings import Settings
 from iscp_dagster.spark.connect_server import ConnectServer, start_connect_server
+from iscp_dagster.spark.java import find_java_home
 from iscp_dagster.spark.session import (
     get_spark,
     launch_environment,
@@ -206,3 +208,21 @@ def test_the_environment_is_as_before_after_a_start(
         assert "rumbledb" in os.environ["SPARK_DIST_CLASSPATH"]
         assert "SPARK_REMOTE" not in os.environ
     assert dict(os.environ) == before
+
+
+def test_compiled_code_has_room_whichever_compilers_are_chosen(settings: Settings) -> None:
+    conf = spark_conf(replace(settings, spark_java_options="-XX:TieredStopAtLevel=1"))
+    options = shlex.split(conf["spark.driver.extraJavaOptions"])
+    told = subprocess.run(
+        [
+            str(find_java_home(os.environ) / "bin" / "java"),
+            *options,
+            "-XX:+PrintFlagsFinal",
+            "-version",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (line,) = [one for one in told.stdout.splitlines() if " ReservedCodeCacheSize " in one]
+    assert int(line.split()[3]) == 240 * 1024 * 1024
