@@ -161,6 +161,7 @@ def test_keys_of_every_type_match_as_a_whole(session: SparkSession, tmp_path: Pa
     assert shelf.apply({one: "again", three: "3"}, {zero, four}) is Way.DIRECT
     mixed = (*zero[:-1], one[-1])  # each value is one of a key's, the whole is none
     assert shelf.apply({three: None, mixed: "mixed"}, {two}) is Way.DIRECT
+    assert shelf.apply({zero: "back"}, {one}) is Way.DIRECT
     assert shelf.is_right()
 
 
